@@ -1,17 +1,22 @@
 """Measures what split placement brings: step times of the schedules, in one run on the same rollouts.
 
-    python -m benchmarks.overlap [--rounds 4] [--steps 4] [key.path=value ...]
+    python -m benchmarks.overlap [--rounds 4] [--steps 4] [--critics] [key.path=value ...]
 
 Both groups of the quickstart are started once, one thread each. Blocks of steps alternate between the schedules serial,
 gather and overlap, overlap with streamed generation, and a critic-free variant (GRPO, no critic). The first step of
 each block is left out. Learning rates are 0 and every step gets the same prompts and seeds, so all steps work on the
 same rollouts. Figures are medians; only ratios within one run mean anything on a shared machine.
+
+With --critics, random policies of eight layers have critics of eight, four and two layers, in turns; each is compared
+with critic-free steps of the same groups, in a block beside its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import shutil
 import statistics
 import tempfile
 from collections import defaultdict
@@ -47,6 +52,8 @@ from splitppo.config.resolve import AUTO_PARTS
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
+RECIPE_MODEL = Path(".cache/sort_letters/model")
+CRITIC_LAYERS = (8, 4, 2)  # the policy has as many as the first
 CRITIC_FREE = "critic-free"
 STREAMED = "streamed"  # overlap, the responses sent on in parts
 VARIANTS = ("serial", "gather", "overlap", STREAMED, CRITIC_FREE)
@@ -88,7 +95,9 @@ def variant_config(config: Config, variant: str, num_steps: int) -> Config:
     return config.model_copy(update={"run": run, "rollout": rollout, "algorithm": algorithm})
 
 
-async def measure(config: Config, num_rounds: int, num_steps: int) -> dict[str, list[Row]]:
+async def measure(
+    config: Config, num_rounds: int, num_steps: int, variants: Sequence[str] = VARIANTS
+) -> dict[str, list[Row]]:
     """Runs all blocks; returns the metrics lines of each variant, without the first step of each block."""
     tokenizer = load_tokenizer(config.actor.model)
     table = load_prompts(config.data, tokenizer, "train")
@@ -102,7 +111,7 @@ async def measure(config: Config, num_rounds: int, num_steps: int) -> dict[str, 
             async with RewardManager(config.reward, prompts.table.data_sources) as manager:
                 workers = await groups.connect()
                 for _ in range(num_rounds):
-                    for variant in VARIANTS:
+                    for variant in variants:
                         await gather_calls(*(client.load_checkpoint(0) for client in workers.clients))
                         block = variant_config(config, variant, num_steps)
                         await run_block(block, folder, workers, prompts, Scorer(tokenizer, manager))
@@ -199,24 +208,67 @@ def report(rows: Mapping[str, Sequence[Row]]) -> str:
     return "\n".join(lines)
 
 
+def compare_critics(fixed: Sequence[str], folder: Path, num_rounds: int, num_steps: int) -> str:
+    """Measures critics of several sizes in turns, each beside critic-free steps of the same groups; returns a table."""
+    models = {layers: save_random_model(folder / f"{layers}_layers", layers) for layers in CRITIC_LAYERS}
+    blocks: dict[int, list[dict[str, list[Row]]]] = defaultdict(list)
+    for number in range(num_rounds):
+        for layers in CRITIC_LAYERS:
+            run_dir = f"run.dir={folder}/run_{number}_{layers}"
+            keys = [f"actor.model={models[CRITIC_LAYERS[0]]}", f"critic.model={models[layers]}", run_dir]
+            config = load_config(RECIPE, [*fixed, *keys])
+            measuring = measure(config, 1, num_steps, ("overlap", CRITIC_FREE))
+            blocks[layers].append(asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measuring))
+    lines = [f"{'critic':<10}{'step ms':>9}{'free ms':>9}{'step / critic-free step':>32}{'critic busy':>13}"]
+    for layers, measured in blocks.items():
+        steps_s, free_s = (
+            [median(rows[name], "timing_s/step") for rows in measured] for name in ("overlap", CRITIC_FREE)
+        )
+        ratios = sorted(step_s / own_s for step_s, own_s in zip(steps_s, free_s, strict=True))
+        busy = 1.0 - statistics.median(median(rows["overlap"], "overlap/bubble_critic") for rows in measured)
+        range_of_ratios = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        step_ms, free_ms = (statistics.median(seconds) * 1e3 for seconds in (steps_s, free_s))
+        size = layers / CRITIC_LAYERS[0]
+        lines.append(f"{size:<10g}{step_ms:>9.0f}{free_ms:>9.0f}{range_of_ratios:>32}{busy:>13.2f}")
+    return "\n".join(lines)
+
+
+def save_random_model(folder: Path, num_layers: int) -> Path:
+    """Writes a random policy with the recipe's tokenizer, and returns its folder."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shutil.copytree(RECIPE_MODEL, folder)
+    described = json.loads((folder / "config.json").read_text())
+    described = {name: value for name, value in described.items() if name not in ("head_dim", "layer_types")}
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 4}
+    changed = {**described, **sizes, "num_hidden_layers": num_layers}
+    torch.manual_seed(num_layers)
+    Qwen2ForCausalLM(Qwen2Config.from_dict(changed)).save_pretrained(folder)
+    return folder
+
+
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4, help="blocks per schedule")
     parser.add_argument("--steps", type=int, default=4, help="steps per block; the first is left out")
+    parser.add_argument("--critics", action="store_true", help="critics of several sizes instead of schedules")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     options = parser.parse_args()
     prepare(Path(".cache/sort_letters"))
     with tempfile.TemporaryDirectory() as folder:
         fixed = [
-            f"run.dir={folder}/run",
             "actor.lr=0",
             "critic.lr=0",
             "tracking.trackers=[]",
             "checkpoint.save_freq=-1",
             "checkpoint.save_last=false",
         ]
-        config = load_config(RECIPE, [*fixed, *options.overrides])
+        if options.critics:
+            print(compare_critics([*fixed, *options.overrides], Path(folder), options.rounds, options.steps))
+            return
+        config = load_config(RECIPE, [*fixed, f"run.dir={folder}/run", *options.overrides])
         rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(config, options.rounds, options.steps))
         print(report(rows))
 

@@ -13,6 +13,7 @@ from controller.data.privileged_prompts import check_privileged
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptSource, load_prompts, warn_of_no_template
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
+from controller.data.same_tokens import check_critic_tokens
 from controller.data.sampled_prompts import open_prompt_source
 from controller.data.teachers import check_teachers
 from controller.data.tokenizer import Tokenizer, load_tokenizer
@@ -146,6 +147,7 @@ def read_inputs(config: Config, vocab_size: int | None) -> Inputs:
         chat_template_kwargs=data.apply_chat_template_kwargs,
     )
     tokenizer.check_fits(vocab_size, key="data.tokenizer", model_key="actor.model")
+    check_critic_tokens(config, tokenizer)
     multi_turn = config.rollout.multi_turn
     tools_of = load_tools(config, tokenizer)
     needs_truth = partial(needs_ground_truth, config.reward)

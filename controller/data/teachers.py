@@ -1,10 +1,10 @@
 """Checks that the teachers of a run can teach its rows: each row has one, and they have the policy's tokens."""
 
 import logging
-from collections.abc import Mapping, Set
-from operator import itemgetter
+from collections.abc import Set
 from pathlib import Path
 
+from controller.data.same_tokens import other_tokenizer
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from controller.models.folder import model_folder
 from splitppo.config import Config, ConfigError
@@ -43,12 +43,4 @@ def check_teachers(config: Config, tokenizer: Tokenizer, data_sources: Set[str])
             raise ConfigError(f"{key}: {folder} has no tokenizer.json: expected the tokenizer of the policy")
         theirs = load_tokenizer(folder, section="teacher", model_key=key).backend.get_vocab()
         if different := own.items() ^ theirs.items():
-            token, _ = min(different, key=itemgetter(1))
-            raise ConfigError(
-                f"{key}: {folder} has another tokenizer than the policy (data.tokenizer): token {token!r} has"
-                f" {_id(token, theirs)} there, and {_id(token, own)} here"
-            )
-
-
-def _id(token: str, vocabulary: Mapping[str, int]) -> str:
-    return f"id {vocabulary[token]}" if token in vocabulary else "no id"
+            raise other_tokenizer(key, folder, different, own, theirs)

@@ -6,6 +6,7 @@ the same ids as `AutoTokenizer.apply_chat_template`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,15 @@ class Tokenizer:
         """The number of token ids, added tokens included; a model's embedding may have more rows."""
         return self.backend.get_vocab_size()
 
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest token id, of added tokens, too; ids may have gaps."""
+        return max(self.backend.get_vocab().values(), default=-1)
+
     def check_fits(self, vocab_size: Any, *, key: str, model_key: str) -> None:
         """Checks that the model has a row for each token, if the size of its vocabulary is known; else ConfigError."""
-        if isinstance(vocab_size, int) and self.vocab_size > vocab_size:
-            tokens = f"the tokenizer ({key}) has {self.vocab_size} tokens"
+        if isinstance(vocab_size, int) and self.largest_id >= vocab_size:
+            tokens = f"the tokenizer ({key}) has {self.vocab_size} tokens, of ids up to {self.largest_id}"
             raise ConfigError(f"{tokens}, {model_key} a vocabulary of {vocab_size}")
 
     def encode_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -124,8 +130,7 @@ def load_tokenizer(
             f" (AutoTokenizer.from_pretrained(...).save_pretrained(...)) or set {section}.tokenizer to a model that has"
             " one"
         )
-    with config_errors(Exception, before=f"{file} is not a readable tokenizer: "):  # the library raises no other kind
-        backend = tokenizers.Tokenizer.from_file(str(file))
+    backend = _read_backend(file)
     backend.no_truncation()
     backend.no_padding()
     config = read_json(folder / "tokenizer_config.json")
@@ -138,6 +143,16 @@ def load_tokenizer(
     variables = {**special_tokens, **(chat_template_kwargs or {})}
     template = load_chat_template(folder, config, chat_template, variables, section=section)
     return Tokenizer(backend, _eos_token_ids(folder, backend, special_tokens.get("eos_token")), template)
+
+
+def read_token_ids(folder: Path) -> dict[str, int]:
+    """Reads the id of each token of a folder's tokenizer.json, added tokens included; ConfigError if unreadable."""
+    return _read_backend(folder / "tokenizer.json").get_vocab()
+
+
+def _read_backend(file: Path) -> tokenizers.Tokenizer:
+    with config_errors(Exception, before=f"{file} is not a readable tokenizer: "):  # the library raises no other kind
+        return tokenizers.Tokenizer.from_file(str(file))
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

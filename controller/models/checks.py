@@ -32,14 +32,15 @@ from splitppo.weight_files import EXPECTED
 
 
 def check_models(config: Config) -> int | None:
-    """Checks the models of the run, and returns the size of the vocabulary that actor and critic share, in tokens.
+    """Checks the models of the run, and returns the size of the policy's vocabulary, in tokens.
 
     Returns None if the size is not known: groups that somebody else starts may have their models elsewhere.
 
     Raises:
-        ConfigError: a model is missing, or its weights are missing or torn; actor and critic have different
-            vocabularies; rows may be longer than a model has positions, or rotates by the same factors; ranks that
-            share an engine of vLLM, or the positions of rows, cannot share the attention heads of a model.
+        ConfigError: a model is missing, or its weights are missing or torn; a teacher has a smaller vocabulary than the
+            policy, so that it could not rate every id; rows may be longer than a model has positions, or rotates by the
+            same factors; ranks that share an engine of vLLM, or the positions of rows, cannot share the attention heads
+            of a model.
     """
     if config.services.launch == "external":
         return None
@@ -61,10 +62,7 @@ def check_models(config: Config) -> int | None:
         if vocab_size is not None and (teacher_size or vocab_size) < vocab_size:
             raise ConfigError(f"{key} has a vocabulary of {teacher_size} tokens, fewer than actor.model ({vocab_size})")
     if config.uses_critic:
-        critic = _read_sizes(config, config.critic.model, "critic.model", config.critic.override_config)
-        critic_size = critic.get("vocab_size", vocab_size)
-        if vocab_size is not None and critic_size != vocab_size:
-            raise ConfigError(f"actor.model has a vocabulary of {vocab_size} tokens, critic.model one of {critic_size}")
+        _read_sizes(config, config.critic.model, "critic.model", config.critic.override_config)
     return vocab_size
 
 

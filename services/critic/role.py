@@ -3,13 +3,15 @@
 Every command runs on every rank at the same time; each rank has its own rows, and the results are gathered.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from services.critic.losses import critic_loss
+from services.engine.batching.row_checks import with_known_ids
 from services.engine.model.forward import value_forward
 from services.roles.sharding import shard_by_mini_batch
 from services.roles.trained_role import TrainedRole
@@ -17,6 +19,7 @@ from services.runtime.command import Command, CommandProgress, Effect, Outcome, 
 from services.runtime.context import RankContext
 from splitppo.batch import Batch
 from splitppo.config import Config, ConfigError
+from splitppo.model_folder import local_folder, read_json
 from splitppo.v1 import critic_pb2, worker_pb2
 
 # What the value model reads beside prompts and responses. No other command of the group takes privileged_tokens from a
@@ -28,6 +31,21 @@ def check_config(config: Config) -> None:
     """Raises ConfigError unless the run uses a critic."""
     if not config.uses_critic:
         raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
+
+
+def _num_policy_ids(config: Config) -> float:
+    """Returns the number of ids that the policy may sample; infinity if its config.json is not to be had here.
+
+    It is 0 if the critic has begun as the policy, since it has the same ids then.
+    """
+    if config.critic.model == config.actor.model:
+        return 0
+    try:
+        description = read_json(local_folder(config.actor.model, ["config.json"]) / "config.json")
+    except (ValueError, OSError):
+        return math.inf
+    sizes = {**description.get("text_config", {}), **description}
+    return float(sizes.get("vocab_size", math.inf))
 
 
 def give_cache_back(command: Command, context: RankContext) -> Command:
@@ -55,6 +73,7 @@ class CriticRole(TrainedRole):
     def __init__(self, context: RankContext) -> None:
         super().__init__(context, context.config.critic, kind="value", forward=value_forward)
         self._loss = critic_loss(context.config.critic)
+        self._num_policy_ids = _num_policy_ids(context.config)
 
     def commands(self) -> Sequence[Command]:
         """Returns the commands ComputeValues and Update, and those of frozen models."""
@@ -64,13 +83,19 @@ class CriticRole(TrainedRole):
         update_rows = Rows(
             columns=learned_from,
             optional_columns=(*_ALSO_READ, "response_mask"),
-            prepare=self.prepare_update,
+            prepare=self._with_known_ids(self.prepare_update),
             shard=shard_by_mini_batch,
         )
+        forward_rows = self.forward_rows(_ALSO_READ)
+        forward_rows = replace(forward_rows, prepare=self._with_known_ids(forward_rows.prepare))
         return self.commands_of_models(
-            Command("ComputeValues", values, Effect.WRITES_SLOT, self.compute_values, self.forward_rows(_ALSO_READ)),
+            Command("ComputeValues", values, Effect.WRITES_SLOT, self.compute_values, forward_rows),
             Command("Update", update, Effect.TRAINS, self.update, update_rows),
         )
+
+    def _with_known_ids(self, prepare: Callable[[Any, Batch], Batch]) -> Callable[[Any, Batch], Batch]:
+        """Returns `prepare` for rows in which ids that the value model lacks are its last one."""
+        return lambda request, batch: prepare(request, with_known_ids(batch, self._engine.model, self._num_policy_ids))
 
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress

@@ -1,10 +1,11 @@
 """Lists all ways to place a run on N devices, with the predicted step time, idle shares and memory of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import get_args
 
+from controller.commands.planner.hidden_critic import CRITIC_PHASES, HiddenCritic, hidden_critic
 from controller.commands.planner.measured import Measurement, host_of, rows_of
 from controller.commands.planner.part_shares import response_share
 from controller.commands.planner.place import Place, placed
@@ -53,6 +54,7 @@ class Plans:
             group, with one on the critic's devices. Empty if the run has neither a rollout group nor a critic, or has
             rollout.staleness 1 or rollout.max_step_tokens, where one group samples all.
         times: the measured seconds of each phase.
+        critic: the largest critic that costs no time under `overlap` on the first run's devices; None without a critic.
         refused: a sentence for each layout that is not possible, with the reason.
     """
 
@@ -63,6 +65,7 @@ class Plans:
     refused: tuple[str, ...]
     shares: tuple[Plan, ...]
     times: Mapping[str, PhaseTimes]
+    critic: HiddenCritic | None = None
 
     @property
     def error(self) -> float:
@@ -120,7 +123,11 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
     rows.sort(key=lambda row: row.step_s)
     fitted_s = predictor.plan(run_places[0], {}).step_s
     shares = tuple(predictor.plan(place, {}) for place in _shares(config, run_places[0])) if "gen" in times else ()
-    return Plans(first, fitted_s, slowdown, tuple(rows), tuple(refused), shares, times)
+    critic = None
+    if config.uses_critic:
+        overlapped = replace(run_places[0], layout="overlap")
+        critic = hidden_critic(config, lambda size: predictor.plan(overlapped, {}, critic_size=size).step_s)
+    return Plans(first, fitted_s, slowdown, tuple(rows), tuple(refused), shares, times, critic)
 
 
 def _place_of(run: Measurement, config: Config) -> Place:
@@ -188,11 +195,13 @@ class _Predictor:
         self._idle_s = idle_s
         self._estimated: dict[object, dict[str, GroupMemory]] = {}
 
-    def plan(self, place: Place, memory: Mapping[str, float | None], *, is_measured: bool = True) -> Plan:
+    def plan(
+        self, place: Place, memory: Mapping[str, float | None], *, is_measured: bool = True, critic_size: float = 1.0
+    ) -> Plan:
         """Predicts the step of a placement: scales the measured seconds of each phase to it, and rehearses a step.
 
         Phases that this placement does not have are left out. Weights are published for a rollout group or to be saved,
-        and loaded ("sync") by a rollout group.
+        and loaded ("sync") by a rollout group. The critic's phases take `critic_size` times their measured seconds.
         """
         parts = rows_of(self._config, place.share)
         has_group = parts["gen_rollout"] > 0.0
@@ -205,7 +214,7 @@ class _Predictor:
                 continue
             host = place.reference if name == "ref" else host_of(self._config, name)
             whole_s, law = times.on(place.devices_of(host or ""))
-            phase_s[name] = whole_s * times.factor(rows)
+            phase_s[name] = whole_s * times.factor(rows) * (critic_size if name in CRITIC_PHASES else 1.0)
             laws.add(law)
         flow = Dataflow(
             place.layout,

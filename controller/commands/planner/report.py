@@ -38,6 +38,7 @@ def _as_json(plans: Plans) -> str:
         "measured": facts,
         "slowdown": plans.slowdown,
         "plans": [asdict(plan) for plan in plans.rows],
+        "critic": None if plans.critic is None else asdict(plans.critic),
         "shares": [{key: vars(plan)[key] for key in ("share", "reference", "step_s")} for plan in plans.shares],
         "refused": plans.refused,
         "explanation": [*explain(plans)],
@@ -150,6 +151,8 @@ def explain(plans: Plans) -> Iterator[str]:
             f"rollout.max_step_tokens {max_step_tokens}: all steps are those of this number; what another one, or whole"
             " responses, would take is not predicted, but shown by a run with them."
         )
+    if plans.critic is not None:
+        yield str(plans.critic)
     if plans.measured.config.uses_reference:
         yield _reference(plans)
     if plans.shares:

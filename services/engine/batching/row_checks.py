@@ -1,5 +1,6 @@
 """Checks once, before a command runs, that a model can take the rows of a batch (pure functions)."""
 
+import logging
 import sys
 from typing import Any
 
@@ -10,6 +11,8 @@ from services.engine.batching.loss_aggregation import response_mask
 from splitppo.batch import Batch, Column
 from splitppo.config.rope import rope_switch
 from splitppo.segments import Segments
+
+log = logging.getLogger(__name__)
 
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
@@ -126,6 +129,32 @@ def check_ids(column: Column, name: str, model: Any) -> None:
     vocab_size = model.config.get_text_config().vocab_size
     ids = column.values
     refuse(column, (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")
+
+
+def with_known_ids(batch: Batch, model: Any, num_policy_ids: float) -> Batch:
+    """Returns the batch with responses in which ids of the policy that a value model lacks are its last id.
+
+    An embedding may have more rows than the tokenizer has tokens, and a policy may sample such an id, if rarely; a
+    critic with a smaller embedding has none for it. The critic says of the tokens before a position what they are
+    worth, and any function of these tokens leaves the policy's gradient unbiased, this one, too. The other models of
+    the group read the ids that were sampled. Prompts are not changed: all of their ids have a token. An id that the
+    policy, with `num_policy_ids`, lacks as well stays.
+    """
+    if "responses" not in batch:
+        return batch
+    column = batch["responses"]
+    last = model.config.get_text_config().vocab_size - 1
+    unknown = (column.values > last) & (column.values < num_policy_ids)
+    if not unknown.any():
+        return batch
+    index = int(np.argmax(unknown))
+    row = int(np.searchsorted(column.offsets, index, side="right")) - 1
+    log.warning(
+        "%d sampled ids are none of this critic, such as %d in row %d: it reads them as its last, %d",
+        *(np.count_nonzero(unknown), column.values[index], row, last),
+    )
+    known = np.where(unknown, last, column.values).astype(column.values.dtype)
+    return batch.merge(Batch(batch.num_rows, {"responses": Column(known, column.lengths)}))
 
 
 def most_positions(config: Any) -> int:

@@ -263,7 +263,8 @@ class CriticConfig(TrainedModelConfig):
     """The settings of the critic: the value model, its optimizer and its loss."""
 
     model: Annotated[str, IS_WORK] = ""
-    """The model that the critic starts from: a local folder, or a name on the Hugging Face hub. Empty: actor.model."""
+    """The model that the critic starts from: a local folder, or a name on the Hugging Face hub. Empty: actor.model. Any
+    model with an embedding for each token id of the policy's tokenizer can be the critic, also a smaller one."""
 
     lr: LearningRate = 1e-5
     privileged_prompt: Annotated[

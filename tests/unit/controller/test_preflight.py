@@ -120,7 +120,9 @@ def test_an_estimators_file_that_cannot_be_imported_is_refused(tmp_path: Path, m
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, make: Any) -> None:
     small = write_model(tmp_path / "small", vocab_size=5)
-    with pytest.raises(ConfigError, match=r"the tokenizer .* has 10 tokens, actor\.model a vocabulary of 5"):
+    with pytest.raises(
+        ConfigError, match=r"the tokenizer .* has 10 tokens, of ids up to 9, actor\.model a vocabulary of 5"
+    ):
         load_inputs(make(actor__model=small))
 
 

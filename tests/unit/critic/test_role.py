@@ -59,6 +59,33 @@ def test_there_is_one_value_per_response_token_and_it_does_not_see_the_token(mod
     np.testing.assert_allclose(first["values"].values, second["values"].values, atol=1e-6)
 
 
+def test_ids_that_a_smaller_critic_lacks_are_read_as_its_last_and_those_of_prompts_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = len(VOCABULARY) - 1
+    policy = save_policy(tmp_path / "policy", vocab_size=last + 11)
+    section = {"model": str(save_policy(tmp_path / "smaller")), "ppo_mini_batch_size": 2}
+    role = CriticRole(context_of("critic", actor={"model": str(policy)}, critic=section))
+    sampled = [[5, 6], [7, last + 9, 8]]
+    batch = Batch.from_rows(prompts=[[3, 4], [5]], responses=sampled)
+    read = Batch.from_rows(prompts=[[3, 4], [5]], responses=[[5, 6], [7, last, 8]])
+    digests = []
+    for rows in (batch, read):
+        learned = with_targets(role, rows)
+        values = learned["values"].values.tobytes()
+        call(role, "Update", update_request(1), learned)
+        digests.append((values, role.compute_weights_digest()))
+        role.load_checkpoint(None)
+    assert digests[0] == digests[1]
+    assert (
+        f"1 sampled ids are none of this critic, such as {last + 9} in row 1: it reads them as its last" in caplog.text
+    )
+    assert [row.tolist() for row in batch["responses"].rows()] == sampled
+    for wrong in ({"prompts": [[last + 1], [5]]}, {"responses": [[-1, 6], [7]]}, {"responses": [[last + 11], [7]]}):
+        with pytest.raises(ValueError, match=r"row 0: expected a token id in"):
+            call(role, "ComputeValues", critic_pb2.ComputeValuesRequest(), batch.merge(Batch.from_rows(**wrong)))
+
+
 def test_updates_bring_the_values_to_the_returns(model: Path) -> None:
     role, batch = build(model, ppo_epochs=4), rows()
 

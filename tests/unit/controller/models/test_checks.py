@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from controller.models.checks import check_models
 from controller.preflight import load_inputs
@@ -139,10 +141,44 @@ def test_weights_that_freeze_does_not_find_or_all_are_refused_before_anything_st
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_vocabularies_that_differ_are_refused_with_both_sizes(tmp_path: Path, make: Any, nested: bool) -> None:
-    critic = write_model(tmp_path / "critic", vocab_size=30, nested=nested)
-    with pytest.raises(ConfigError, match=r"^actor\.model has a vocabulary of 20 tokens, critic\.model one of 30$"):
+@pytest.mark.parametrize("vocab_size", [len(LETTERS), 19, 30])
+def test_a_critic_may_have_any_embedding_with_a_row_for_each_token(
+    tmp_path: Path, make: Any, vocab_size: int, nested: bool
+) -> None:
+    load_inputs(make(critic__model=write_model(tmp_path / "critic", vocab_size=vocab_size, nested=nested)))
+    smaller = write_model(tmp_path / "smaller", vocab_size=len(LETTERS) - 1, nested=nested)
+    sentence = r"^the tokenizer \(data\.tokenizer\) has 10 tokens, of ids up to 9, critic\.model a vocabulary of 9$"
+    with pytest.raises(ConfigError, match=sentence):
+        load_inputs(make(critic__model=smaller))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "difference"),
+    [
+        ({letter: number for number, letter in enumerate(LETTERS)}, None),
+        ({letter: number for number, letter in enumerate(f"{LETTERS}k")}, None),  # it may have more
+        ({letter: number for number, letter in enumerate(LETTERS[:-1])}, None),  # or fewer
+        ({letter: number for number, letter in enumerate("acbdefghij")}, "token 'b' has id 2 there, and id 1 here"),
+        (
+            {letter: number for number, letter in enumerate("axcdefghij")},
+            "token 'b' has no id there, where 'x' has id 1",
+        ),
+    ],
+)
+def test_a_critic_that_takes_an_id_for_another_token_is_refused(
+    tmp_path: Path, make: Any, vocabulary: dict[str, int], difference: str | None
+) -> None:
+    critic = write_model(tmp_path / "critic")
+    Tokenizer(WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "critic/tokenizer.json"))
+    if difference is None:
         load_inputs(make(critic__model=critic))
+        (tmp_path / "critic/tokenizer.json").unlink()
+        load_inputs(make(critic__model=critic))
+        return
+    sentence = f"critic.model: {critic} has another tokenizer than the policy (data.tokenizer): {difference}"
+    with pytest.raises(ConfigError) as refused:
+        load_inputs(make(critic__model=critic))
+    assert str(refused.value).startswith(sentence)
 
 
 @pytest.mark.parametrize("key", ["actor", "critic"])

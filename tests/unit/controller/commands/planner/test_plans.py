@@ -137,6 +137,21 @@ def test_a_run_on_more_devices_replaces_the_law_by_what_it_measured(tmp_path: Pa
     assert colocated.laws == ()
 
 
+def test_the_largest_critic_that_costs_no_time_is_that_whose_work_is_hidden(tmp_path: Path, model: str) -> None:
+    plans = make_plans([read_measurement(leave_run(tmp_path / "run", model))], None)
+    assert plans.critic is not None
+    assert plans.critic.free_step_s == pytest.approx(6 + 4 + 0.5 + 6 + 1, abs=1e-3)
+    assert plans.critic.step_s == pytest.approx(plans.critic.free_step_s, abs=1e-3)
+    # Its values are hidden behind old log-probs and reference, 4 s, its update behind update and generation, 12 s.
+    assert plans.critic.factor == pytest.approx(2.0, abs=0.05)
+    assert plans.critic.of_policy == plans.critic.factor
+    assert any(sentence.startswith("critic.model: under overlap a critic of up to 2") for sentence in explain(plans))
+    half = str(save_policy(tmp_path / "half", num_hidden_layers=1))
+    plans = make_plans([read_measurement(leave_run(tmp_path / "with_half", model, critic__model=half))], None)
+    assert plans.critic is not None
+    assert plans.critic.of_policy == pytest.approx(0.5 * plans.critic.factor, rel=1e-6)
+
+
 def test_a_law_of_two_measurements_has_a_fixed_and_a_divided_part() -> None:
     times = PhaseTimes({1: 10.0, 2: 6.0})  # 2 + 8 / n
     assert times.on(2) == (6.0, "")
