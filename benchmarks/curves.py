@@ -208,13 +208,15 @@ HALF_WIDTH = (
 
 def critics(plain: Algorithm, none: Algorithm, half: HalfWidth, *, privileged_prompt: str) -> Sequence[Algorithm]:
     """Returns lines of one task with a plain critic, three others, and none: the algorithm `none` compares samples."""
+    is_told = (f'critic.privileged_prompt="{privileged_prompt}"', "critic.max_privileged_length=16")
     others = {
-        "privileged": (f'critic.privileged_prompt="{privileged_prompt}"', plain.recipe),
-        "frozen": ("critic.freeze=[self_attn]", plain.recipe),
-        "smaller": (f"critic.model={half.model}", half),
+        "privileged": (is_told, plain.recipe),
+        "frozen": (("critic.freeze=[self_attn]",), plain.recipe),
+        "smaller": ((f"critic.model={half.model}",), half),
     }
     lines = (
-        Algorithm(f"{plain.name}_{name}", (*plain.changes, change), recipe) for name, (change, recipe) in others.items()
+        Algorithm(f"{plain.name}_{name}", (*plain.changes, *changes), recipe)
+        for name, (changes, recipe) in others.items()
     )
     return (plain, *lines, none)
 
