@@ -97,15 +97,15 @@ def save_experts(folder: Path, architecture: str, *, seed: int = 0, **changes: A
     return save_random(of_transformers(f"{family}ForCausalLM"), config, folder, seed=seed)
 
 
-def save_shapes(folder: Path, **changes: Any) -> Path:
-    """Writes the description of a Qwen2 causal language model of any size, with a weight file that is one hole."""
+def save_shapes(folder: Path, *, family: str = "Qwen2", **changes: Any) -> Path:
+    """Writes the description of a causal language model of any size, with a weight file that is one hole."""
     import torch
 
-    config = tiny_config(**changes)
+    config = of_transformers(f"{family}Config")(**{**SIZES, **changes})
     with torch.device("meta"):
         shapes = {
             name: tuple(weight.shape)
-            for name, weight in of_transformers("Qwen2ForCausalLM")(config).state_dict().items()
+            for name, weight in of_transformers(f"{family}ForCausalLM")(config).state_dict().items()
         }
     config.save_pretrained(folder)
     ends = [*itertools.accumulate(prod(shape) for shape in shapes.values())]

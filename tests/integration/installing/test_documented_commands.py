@@ -18,7 +18,7 @@ from tests.support.doc_commands import ROOT, commands, yaml_blocks
 WITHOUT_HELP = frozenset(
     (
         *("recipes.sort_letters.quickstart", "recipes.sort_letters.teach", "recipes.guess_number.train"),
-        *("recipes.clerk.train", "recipes.take_notes.train", "tools.vendor"),
+        *("recipes.clerk.train", "recipes.take_notes.train", "recipes.sao.train", "tools.vendor"),
     )
 )
 MODULES = sorted(
