@@ -11,6 +11,7 @@ import pytest
 from services.critic.role import CriticRole
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, critic_pb2
+from tests.support.engines import draw_new_head
 from tests.support.models import VOCABULARY, save_policy
 from tests.support.roles import call, context_of
 from tests.support.seeds import shifted
@@ -46,6 +47,7 @@ def with_targets(role: CriticRole, batch: Batch) -> Batch:
 
 def test_there_is_one_value_per_response_token_and_it_does_not_see_the_token(model: Path) -> None:
     role, batch = build(model), rows()
+    draw_new_head(role._engine)
     other = batch.merge(
         Batch.from_rows(responses=[[*row[:-1], (row[-1] + 1) % 40] for row in batch["responses"].rows()])
     )
@@ -55,6 +57,7 @@ def test_there_is_one_value_per_response_token_and_it_does_not_see_the_token(mod
 
     assert first is not None
     assert second is not None
+    assert first["values"].values.all()
     np.testing.assert_array_equal(first["values"].lengths, batch["responses"].lengths)
     np.testing.assert_allclose(first["values"].values, second["values"].values, atol=1e-6)
 

@@ -14,6 +14,7 @@ from services.roles.sharding import shard_by_tokens
 from services.runtime.role import Role
 from splitppo.batch import Batch, Column
 from splitppo.v1 import actor_pb2, critic_pb2
+from tests.support.engines import draw_new_head
 from tests.support.episodes import make_episodes
 from tests.support.models import POSITIONS, save_policy
 from tests.support.roles import build_actor, call, context_of, ref_log_probs, update_request
@@ -101,6 +102,7 @@ def test_reference_and_value_model_compute_segments(model: Path) -> None:
     assert of_reference == pytest.approx(computed["old_log_probs"].values, abs=1e-6)
 
     critic = CriticRole(context_of("critic", critic={"model": str(model)}, actor={"model": str(model)}))
+    draw_new_head(critic._engine)
     values = call(critic, "ComputeValues", critic_pb2.ComputeValuesRequest(), batch).columns
     assert values is not None
     assert ((values["values"].values == 0.0) == (computed["old_log_probs"].values == 0.0)).all()

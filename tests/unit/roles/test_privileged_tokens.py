@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from services.critic.role import CriticRole
 from services.reward.role import RewardRole
@@ -15,6 +14,7 @@ from services.roles.sharding import shard_by_tokens
 from services.runtime.role import Role
 from splitppo.batch import Batch, Column
 from splitppo.v1 import batch_pb2, critic_pb2
+from tests.support.engines import draw_new_head
 from tests.support.episodes import make_episodes, with_privileged_tokens
 from tests.support.models import POSITIONS, VOCABULARY, save_policy, save_reward_model
 from tests.support.roles import (
@@ -53,7 +53,7 @@ def group(models: Path) -> CriticRole:
             placement={"reference": "critic", "teacher": "critic", "reward_model": "critic"},
         )
     )
-    role._engine.model.score.weight.data.normal_(generator=torch.Generator().manual_seed(1))
+    draw_new_head(role._engine)
     return role
 
 
