@@ -28,6 +28,7 @@ from splitppo.config.frozen_weights import frozen_names, refuse_all_frozen
 from splitppo.config.rope import rope_switch
 from splitppo.config.section import TrainedRoleName
 from splitppo.config_error import config_errors
+from splitppo.plain_file import read_plain
 from splitppo.weight_files import EXPECTED
 
 
@@ -161,8 +162,8 @@ def _check_is_no_privileged_critic(model: str, key: str) -> None:
         if parent.name != "checkpoints" or "critic" not in folder.relative_to(parent).parts:
             continue
         stored = parent.parent / "config.yaml"
-        with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-            tree = yaml.safe_load(stored.read_text(encoding="utf-8"))
+        with suppress(OSError, yaml.YAMLError):
+            tree = yaml.safe_load(read_plain(stored))
             critic = tree.get("critic") if isinstance(tree, dict) else None
             if isinstance(critic, dict) and critic.get("privileged_prompt") is not None:
                 raise ConfigError(

@@ -11,6 +11,7 @@ from splitppo.run_folder.files import RunDir, Unreadable, json_object
 from splitppo.run_folder.rollout_lines import write_rollouts
 
 FOLDER = "critic"  # in rollouts/
+MAX_BYTES = 16 << 20
 
 
 def write_critic_texts(rollouts: Path, step: int, texts: Mapping[int, str]) -> None:
@@ -42,7 +43,7 @@ def read_critic_texts(folder: RunDir, step: int) -> dict[str, Any]:
     names = ("rollouts", FOLDER, f"{step}.jsonl")
     place = "/".join(names)
     found: dict[int, str] = {}
-    with folder.open(*names) as file:
+    with folder.open(*names, max_bytes=MAX_BYTES) as file:
         for line in file.read().splitlines():
             entry = json_object(line, place)
             text = entry.get("text")
