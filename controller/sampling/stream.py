@@ -105,8 +105,8 @@ class Asked:
         columns: the columns that the caller needs.
         work: the name of the work in the timeline.
         talk: the conversations of the responses; None if every response has one turn.
-        max_step_tokens: the most tokens of each response that are sampled now; 0: whole responses. Then `seeded` has
-            one seed in each row, and what the responses have already (`begun_responses`, `begun_log_probs`).
+        max_step_tokens: the most tokens of each response that are sampled now; 0: whole responses. `seeded` may have
+            what the responses have already (`begun_responses`, `begun_log_probs`), and then has one seed in each row.
     """
 
     prompts: PromptBatch

@@ -159,9 +159,10 @@ class _Rounds:
         step = self._step
         config = step.config
         self._num_rounds += 1
+        prompts, seeded = pool.asked()
         asked = Asked(
-            prompts=pool.prompts.take(np.flatnonzero(pool.unfinished) // pool.num_samples),
-            seeded=pool.asked(),
+            prompts=prompts,
+            seeded=seeded,
             version=step.base_step,
             params=sampling_params(config.rollout, config.data),
             slot=Slot(kind=SLOT_KIND_CANDIDATES, step=step.number, part=self._num_rounds),

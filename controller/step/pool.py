@@ -112,16 +112,26 @@ class RolloutPool:
         """Returns a pool without the prompts at these places."""
         return self.take(np.setdiff1d(np.arange(self.num_prompts), places))
 
-    def asked(self) -> Batch:
-        """Makes the input of the RPC Generate with which the unfinished responses go on, a row for each of them."""
-        rows = self.rollouts.take(np.flatnonzero(self.unfinished))
+    def asked(self) -> tuple[PromptBatch, Batch]:
+        """Returns the prompts of the unfinished responses, and the input of the RPC Generate with which these go on.
+
+        There is a row for each of them. Before the first token there is one for each prompt, with all of its seeds, as
+        without partial rollouts: the engine gets the same rows, and computes each prompt once.
+        """
+        n = self.num_samples
+        if self.num_tokens == 0:
+            seeds = Column(self.rollouts["seeds"].values, np.full(self.num_prompts, n, np.int32))
+            return self.prompts, Batch(self.num_prompts, {"prompts": self.prompts.prompts, "seeds": seeds})
+        unfinished = np.flatnonzero(self.unfinished)
+        rows = self.rollouts.take(unfinished)
         begun = {"begun_responses": rows["responses"], "begun_log_probs": rows["rollout_log_probs"]}
-        return rows.select(["prompts", "seeds"]).merge(Batch(rows.num_rows, begun))
+        asked = rows.select(["prompts", "seeds"]).merge(Batch(rows.num_rows, begun))
+        return self.prompts.take(unfinished // n), asked
 
     def grown(self, sampled: Batch, version: int) -> "RolloutPool":
         """Returns a pool in which the unfinished responses have grown, by tokens that `version` has sampled.
 
-        `sampled` has a row for each row of `asked`: responses and rollout_log_probs with the tokens from before, and
+        `sampled` has a row for each of these: responses and rollout_log_probs with the tokens from before, and
         `unfinished`.
         """
         rows = np.flatnonzero(self.unfinished)

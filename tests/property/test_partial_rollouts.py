@@ -46,15 +46,18 @@ class Sampler(FakeActor):
         self, slot: Slot, sampling: SamplingParams, *, base_step: int, max_step_tokens: int = 0, **others: Any
     ) -> CommandReply:
         asked = self._slot(slot)
-        self.num_rows = asked.num_rows
-        rows: dict[str, list[Any]] = {"responses": [], "rollout_log_probs": [], "unfinished": []}
-        for seeds, begun in zip(asked["seeds"].rows(), asked["begun_log_probs"].rows(), strict=True):
-            whole = self.length_of(int(seeds[0]))
+        seeds = asked["seeds"].values.tolist()
+        self.num_rows = len(seeds)
+        have_begun = asked["begun_log_probs"].rows() if "begun_log_probs" in asked else [np.empty(0)] * len(seeds)
+        rows: dict[str, list[Any]] = {"seeds": [[seed] for seed in seeds]}
+        rows |= {"responses": [], "rollout_log_probs": [], "unfinished": []}
+        for seed, begun in zip(seeds, have_begun, strict=True):
+            whole = self.length_of(seed)
             length = min(whole, len(begun) + max_step_tokens)
             rows["responses"].append(np.arange(length))
             rows["rollout_log_probs"].append(np.concatenate([begun, np.full(length - len(begun), -float(base_step))]))
             rows["unfinished"].append([length < whole])
-        self._slots[slot.SerializeToString()] = asked.select(["prompts", "seeds"]).merge(Batch.from_rows(**rows))
+        self._slots[slot.SerializeToString()] = Batch.from_rows(**rows)
         return CommandReply(CommandResult(policy_version=base_step), 0.0, 0.0)
 
 

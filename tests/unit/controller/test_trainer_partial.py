@@ -43,7 +43,7 @@ class Actor(FakeActor):
 
     async def generate(self, slot: Slot, *args: Any, base_step: int, **others: Any) -> Any:
         if slot.kind == SLOT_KIND_CANDIDATES:
-            self.rounds.append((slot.step, base_step, self._slot(slot).num_rows))
+            self.rounds.append((slot.step, base_step, len(self._slot(slot)["seeds"].values)))
         return await super().generate(slot, *args, base_step=base_step, **others)
 
 
