@@ -36,8 +36,8 @@ MAY_BE_SKIPPED_IN_CI = (
 # One worker runs them, so that groups which take half a minute each, and runs on them, are made once.
 ON_ONE_WORKER = {
     "tests/integration/runs/": "bad_luck code doctor dropped_network dynamic_sampling external judge max_restarts "
-    "placement rank_counts record recovery refusals resume rollout_group schedules shares staleness two_hosts "
-    "validation",
+    "partial_rollouts placement rank_counts record recovery refusals resume rollout_group schedules shares staleness "
+    "two_hosts validation",
     "tests/vllm/": "conversations engine rollout_group",
 }
 

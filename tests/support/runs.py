@@ -31,6 +31,12 @@ EACH_STEP = "checkpoint.save_freq=1"
 SAVED = [1, 2, 3]
 # A run whose steps learn from rollouts of older weights.
 STALE = ("rollout.staleness=1", "rollout.stream_groups=1", "algorithm.rollout_correction.rollout_is=token")
+# A run whose steps sample five tokens of each response, which may have sixteen.
+_WITH_CORRECTION = ("rollout.stream_groups=1", "algorithm.rollout_correction.rollout_is=token")
+PARTIAL = ("rollout.max_step_tokens=5", *_WITH_CORRECTION)
+# What differs in nothing: responses are never cut, and drawn for one step.
+WHOLE = ("rollout.max_step_tokens=16", "rollout.overcommit=1.0", *_WITH_CORRECTION)
+UNCUT = _WITH_CORRECTION
 # The steps of a run on two actor ranks, long enough for several incidents one after the other.
 NUM_LONG_STEPS = 13
 
