@@ -97,6 +97,7 @@ class Trainer:
             record=record,
             after_critic_update=self.critic_update.join,
             privileged=self.privileged,
+            is_warm_up=self.state.is_warm_up(self.config),
         )
         rollouts = await self.rollouts.draw(step, self.state.draw)
         calls = StepCalls(step, rollouts)  # `calls.rollouts` is what `draw` returns

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from controller.ppo.advantages.estimate import estimate
+from controller.ppo.advantages.estimate import discounted_sums, estimate
 from controller.ppo.distillation import NO_TEACHER, add_signal, distillation_metrics, teacher_signal
-from controller.ppo.masked_stats import Float32s
+from controller.ppo.masked_stats import Float32s, Float64s
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization, RunningMoments, running_metrics
 from controller.ppo.rollout_correction import correct_rollouts
 from controller.ppo.scores import Scores
@@ -41,6 +41,7 @@ class Experience:
         metrics: the metrics of the KL in the reward, of distillation, of normalisation, and of the difference between
             the log-probs of the rollout backend and the trainer.
         running: statistics of the run, this step included; if they have returns, the critic learns normalised returns.
+        gamma, turn_gamma: the discount factors of the step.
     """
 
     batch: Batch
@@ -51,6 +52,8 @@ class Experience:
     kl: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     running: RunningMoments = field(default_factory=RunningMoments)
+    gamma: float = 1.0
+    turn_gamma: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -117,6 +120,20 @@ def assemble_experience(
     made = _taught_by_advantages(made, teacher)
     made = _with_statistics_of_returns(made, normalization)
     return _with_columns_of_losses(made, algorithm)
+
+
+def monte_carlo_returns(experience: Experience) -> Float64s:
+    """Computes the discounted sum of the rewards from each learned token on, [N], on the scale of values and returns.
+
+    The rewards are those that the estimator uses; values have no part in it, whatever lambda is.
+    """
+    return discounted_sums(
+        experience.rewards,
+        response_mask=experience.counted,
+        learned=experience.learned,
+        gamma=experience.gamma,
+        turn_gamma=experience.turn_gamma,
+    )
 
 
 def _of_rollouts(rollouts: Batch, scores: Scores) -> Experience:
@@ -237,6 +254,7 @@ def _estimated(
         greedy_scores_B=None if baseline_P is None else np.repeat(baseline_P, num_samples),
         components_KB=scores.components(algorithm.gdpo_reward_keys),
     )
+    made = replace(made, gamma=algorithm.gamma, turn_gamma=algorithm.turn_gamma)
     return _with_columns(made, advantages=advantages, returns=returns)
 
 

@@ -9,10 +9,12 @@ from controller.ppo.distillation import next_coef, with_coef
 from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
 from controller.ppo.kl import next_kl_coef
 from controller.ppo.normalization import Normalization, RunningMoments
+from controller.run.warm_up import WarmUp
 from controller.tracking.step_record import StepRecord
 from controller.validation.improvement import Stagnation, best_after
 from controller.validation.result import ValidationResult
 from splitppo.config import Config
+from splitppo.run_folder.metrics import MC_EXPLAINED_VARIANCE
 from splitppo.run_folder.summary import Accuracy, Best
 
 
@@ -39,6 +41,7 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
     refills: int = Field(0, ge=0, description="batches of prompts drawn beyond one per step, by dynamic sampling")
     running: RunningMoments = Field(RunningMoments(), description="statistics of normalised scores and returns")
     sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; null for other prompts")
+    warm_up: WarmUp = Field(WarmUp(), description="of the critic, by critic.warmup_until")
     best: Best | None = Field(None, description="best validation by checkpoint.best_metric")
     stagnation: Stagnation | None = Field(None, description="validations without progress, by evaluation.early_stop")
 
@@ -49,7 +52,7 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
 
     def config_at_step(self, config: Config) -> Config:
         """Returns the configuration of the running step, with the values of its phase and the adaptive coefficients."""
-        config = config.at_step(self.step)
+        config = config.at_step(self.step, is_warm_up=self.is_warm_up(config))
         algorithm = config.algorithm
         actor = config.actor
         teacher = with_coef(config.teacher, self.teacher_coef)
@@ -87,8 +90,20 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
                 "refills": self.refills + num_draws - 1,
                 "running": experience.running,
                 "sampler": sampler,
+                "warm_up": self._warm_up_after(record, config),
             }
         )
+
+    def is_warm_up(self, config: Config) -> bool:
+        """Returns True if the running step updates the critic only."""
+        return config.uses_critic and self.step <= config.critic.warmup_steps and not self.warm_up.has_ended
+
+    def _warm_up_after(self, record: StepRecord, config: Config) -> WarmUp:
+        """Returns what is known of the critic's warm-up after this step; outside of it nothing changes."""
+        until = config.critic.warmup_until
+        if until is None or not self.is_warm_up(config):
+            return self.warm_up
+        return self.warm_up.after(until, record.learning.get(MC_EXPLAINED_VARIANCE))
 
     @property
     def draw(self) -> int:

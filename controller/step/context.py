@@ -29,6 +29,7 @@ class StepContext:
         after_critic_update: waits for the critic's update of the step before. Until then the critic's group computes
             nothing for this step.
         privileged: makes the texts that the value model alone reads; None if it reads none.
+        is_warm_up: the critic is warmed up: this step's updates leave the policy as it is.
         num_ahead: the updates that still come before the update of this step: 0, or 1 for rollouts of the next step.
     """
 
@@ -40,6 +41,7 @@ class StepContext:
     record: StepRecord
     after_critic_update: Callable[[], Awaitable[None]]
     privileged: PrivilegedPrompts | None = None
+    is_warm_up: bool = False
     num_ahead: int = 0
 
     @property

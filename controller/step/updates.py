@@ -31,7 +31,7 @@ class StepUpdates:
         In the critic's warm-up only the actor's step number advances.
         """
         config = self.step.config
-        is_warm_up = self.step.workers.critic is not None and self.step.number <= config.critic.warmup_steps
+        is_warm_up = self.step.is_warm_up
         send = self._send_nothing if is_warm_up else partial(self._send_to_actor, experience)
         update = partial(
             self.step.workers.actor.update,
@@ -57,7 +57,12 @@ class StepUpdates:
             await self._actor_has_columns.wait()
             await critic.put_batch(self.slot, experience.critic_columns)
 
-        update = partial(critic.update, total_steps=self.step.config.run.total_steps or 0)
+        config = self.step.config
+        update = partial(
+            critic.update,
+            total_steps=config.run.total_steps or 0,
+            num_epochs=config.critic.warmup_epochs or 0 if self.step.is_warm_up else 0,
+        )
         await self._update(critic, send, update)
 
     async def _send_to_actor(self, experience: Experience) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.ppo.experience import Experience
+from controller.ppo.experience import Experience, monte_carlo_returns
 from controller.ppo.masked_stats import Floats, Mask, variance
 from controller.ppo.scores import Scores, is_numeric
 from rewards.code.limits import CODE_LIMIT, Limit
@@ -19,6 +19,7 @@ from rewards.samples import Failure
 from rewards.scorers.symbolic import SYMBOLIC, SymbolicOutcome
 from splitppo.balance import attention_cost, partition
 from splitppo.config import DataConfig
+from splitppo.run_folder.metrics import MC_EXPLAINED_VARIANCE
 from splitppo.run_folder.spans import Span, busy_s
 
 Counts = NDArray[np.integer[Any]]
@@ -45,6 +46,9 @@ def learning_metrics(experience: Experience) -> dict[str, float]:
         values_N = _where(learned_N, batch["values"].values)
         metrics |= _mean_max_min("critic/values", values_N)
         metrics["critic/vf_explained_var"] = explained_variance(values_N, returns_N)
+        metrics[MC_EXPLAINED_VARIANCE] = explained_variance(
+            values_N, _where(learned_N, monte_carlo_returns(experience))
+        )
     return metrics
 
 

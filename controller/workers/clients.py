@@ -510,12 +510,15 @@ class CriticClient(WorkerClient):
         """Makes the critic compute the values of the slot's responses, and add the column values to the slot."""
         return await self._command("ComputeValues", critic_pb2.ComputeValuesRequest(slot=slot), base_step)
 
-    async def update(self, slot: batch_pb2.Slot, *, base_step: int, total_steps: int = 0) -> CommandReply:
+    async def update(
+        self, slot: batch_pb2.Slot, *, base_step: int, total_steps: int = 0, num_epochs: int = 0
+    ) -> CommandReply:
         """Makes one update of the value model from the slot's rows, which commits the slot's step.
 
-        `total_steps` is the number of steps of the run, which learning rates may need; 0 says nothing.
+        `total_steps` is the number of steps of the run, which learning rates may need; 0 says nothing. `num_epochs` is
+        the number of passes over the rows; 0: critic.ppo_epochs.
         """
-        request = critic_pb2.CriticUpdateRequest(slot=slot, total_steps=total_steps)
+        request = critic_pb2.CriticUpdateRequest(slot=slot, total_steps=total_steps, num_epochs=num_epochs)
         return await self._command("Update", request, base_step)
 
 

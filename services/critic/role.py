@@ -19,6 +19,7 @@ from services.runtime.command import Command, CommandProgress, Effect, Outcome, 
 from services.runtime.context import RankContext
 from splitppo.batch import Batch
 from splitppo.config import Config, ConfigError
+from splitppo.config.sections.models import MOST_EPOCHS
 from splitppo.model_folder import local_folder, read_json
 from splitppo.v1 import critic_pb2, worker_pb2
 
@@ -83,7 +84,7 @@ class CriticRole(TrainedRole):
         update_rows = Rows(
             columns=learned_from,
             optional_columns=(*_ALSO_READ, "response_mask"),
-            prepare=self._with_known_ids(self.prepare_update),
+            prepare=self._with_known_ids(self._prepare_update),
             shard=shard_by_mini_batch,
         )
         forward_rows = self.forward_rows(_ALSO_READ)
@@ -103,6 +104,15 @@ class CriticRole(TrainedRole):
         """Computes the value of the state before each response token, as the column `values`."""
         computed = self._engine.compute(batch, value_forward, outputs=("values",), progress=progress)
         return Outcome(columns=Batch(batch.num_rows, computed))
+
+    def _prepare_update(self, request: critic_pb2.CriticUpdateRequest, batch: Batch) -> Batch:
+        """Checks the request and its rows, see `prepare_update`; ValueError for an impossible number of passes."""
+        if not 0 <= request.num_epochs <= MOST_EPOCHS:
+            raise ValueError(
+                f"num_epochs: expected 1 to {MOST_EPOCHS} passes over the rows, or 0 for critic.ppo_epochs, got"
+                f" {request.num_epochs}"
+            )
+        return self.prepare_update(request, batch, num_epochs=request.num_epochs)
 
     def update(self, request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
         """Trains the value model on all mini-batches of all epochs of one step."""

@@ -75,8 +75,10 @@ class TrainedRole:
         self.make_room()
         return self._engine.compute_weights_digest()
 
-    def prepare_update(self, request: Any, batch: Batch) -> Batch:
+    def prepare_update(self, request: Any, batch: Batch, *, num_epochs: int = 0) -> Batch:
         """Checks the request and its rows, and returns the rows with the column `mini_batches`.
+
+        There are `num_epochs` passes over the rows; 0: `ppo_epochs`.
 
         Raises:
             ValueError: the rows cannot be trained on, or the learning rate depends on the number of steps of the run,
@@ -94,7 +96,7 @@ class TrainedRole:
         mini_batches = assign_mini_batches(
             batch.num_rows,
             num_prompts and num_prompts * self._context.config.rollout.n,
-            config.ppo_epochs,
+            num_epochs or config.ppo_epochs,
             shuffle=config.shuffle,
             seed=self._context.config.run.seed,
             step=request.slot.step,

@@ -95,16 +95,19 @@ class Config(Section):
         """True if the run has a worker group for a critic, because the estimator of advantages needs values."""
         return "values_BT" in self.algorithm.needs
 
-    def at_step(self, step: int) -> Self:
+    def at_step(self, step: int, *, is_warm_up: bool | None = None) -> Self:
         """Returns the configuration that applies in one step: with the values of the phase that the step belongs to.
 
         Its `algorithm.phases` has only this phase. During the warm-up of the critic, `lam_critic` is
-        `lam_critic_warmup` if that is set.
+        `lam_critic_warmup` if that is set. Only the state of the run knows if the step `is_warm_up` with
+        `critic.warmup_until`; None: the warm-up takes `critic.warmup_steps`.
         """
         number = self.algorithm.phase_number(step)
         config = self.in_phase(self.algorithm.phases[number - 1] if number else None)
         lam = self.algorithm.lam_critic_warmup
-        if lam is None or step > self.critic.warmup_steps:
+        if is_warm_up is None:
+            is_warm_up = step <= self.critic.warmup_steps
+        if lam is None or not is_warm_up:
             return config
         return config.changed("algorithm", {"lam_critic": lam})
 

@@ -35,6 +35,7 @@ class Metric(NamedTuple):
 SCORE = "critic/score/mean"
 ACCURACY = "val/accuracy"
 EXPLAINED_VARIANCE = "critic/vf_explained_var"
+MC_EXPLAINED_VARIANCE = "critic/mc_explained_var"
 STEP_S = "timing_s/step"
 GLOBAL_STEP = "training/global_step"  # every step has it, so that a tracker's server knows its last step
 # The KL of the policy from another one; of those that a step has, the first says most.
@@ -75,9 +76,16 @@ METRICS: Mapping[str, Sequence[Metric]] = {
         Metric(
             "critic/vf_explained_var",
             "1",
-            "1 - var(returns - values) / var(returns)",
+            "1 - var(returns - values) / var(returns), of the returns that it learns: below lambda 1 they hold values",
             "with a critic",
-            label="explained variance",
+            label="of the returns that it learns",
+        ),
+        Metric(
+            "critic/mc_explained_var",
+            "1",
+            "the same of Monte-Carlo returns: discounted sums of token rewards, before anything is learned from them",
+            "with a critic",
+            label="of Monte-Carlo returns",
         ),
         Metric(
             "reward_extra/<field>/{mean,max,min}",
@@ -777,7 +785,7 @@ FIGURES: Sequence[Figure] = (
     Figure(
         "Explained variance of the critic",
         "of the returns",
-        (EXPLAINED_VARIANCE,),
+        (MC_EXPLAINED_VARIANCE, EXPLAINED_VARIANCE),
         (*_EVERYWHERE, "critic"),
         floor=-1.06,
         ceiling=1.06,
@@ -834,7 +842,7 @@ FIGURES: Sequence[Figure] = (
 COMPARED: Mapping[str, Sequence[str]] = {
     "score": (SCORE,),
     "held-out accuracy": (ACCURACY,),
-    "explained variance": (EXPLAINED_VARIANCE,),
+    "explained variance": (MC_EXPLAINED_VARIANCE, EXPLAINED_VARIANCE),
     "KL": KL,
     "length": ("response_length/mean",),
     "seconds per step": (STEP_S,),

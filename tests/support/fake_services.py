@@ -342,12 +342,14 @@ class FakeCritic(FakeClient, CriticClient):
     def __init__(self, log: CallLog) -> None:
         super().__init__(log)
         self.total_steps: list[int] = []
+        self.num_epochs: list[int] = []
 
     async def compute_values(self, slot: Slot, *, base_step: int) -> CommandReply:
         return await self._compute("values", 0.25, slot, base_step)
 
-    async def update(self, slot: Slot, *, base_step: int, total_steps: int = 0) -> CommandReply:
+    async def update(self, slot: Slot, *, base_step: int, total_steps: int = 0, num_epochs: int = 0) -> CommandReply:
         self.total_steps.append(total_steps)
+        self.num_epochs.append(num_epochs)
         return await self._run(
             "update", slot.step, base_step, lambda: self._commit(slot.step), metrics={"critic/vf_loss": 0.25}
         )

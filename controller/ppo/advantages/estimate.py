@@ -5,8 +5,10 @@ B responses (the samples of a prompt are neighbours), T response tokens, right-p
 
 import numpy as np
 
+from controller.ppo.advantages.arrays import at_turn_ends, turns_of
+from controller.ppo.advantages.gae import discounted_deltas
 from controller.ppo.advantages.registry import compute_advantages, estimator_of, over_batch
-from controller.ppo.masked_stats import Float32s, blocks
+from controller.ppo.masked_stats import Float32s, Float64s, blocks
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 
@@ -53,3 +55,25 @@ def estimate(
             column.between(start, stop).values[:] = of_rows_BT[is_token_BT]
     advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     return advantages, returns
+
+
+def discounted_sums(
+    rewards: Column, *, response_mask: Column, learned: Column, gamma: float, turn_gamma: float | None
+) -> Float64s:
+    """Computes the Monte-Carlo return of each learned token, [N], 0 elsewhere: GAE with lambda 1 and without values.
+
+        G_t = r_t + g_t * G_{t+1}
+
+    t + 1 is the next token that is learned; g_t is `turn_gamma`, if that is set, from one turn to the next one, else
+    `gamma`.
+    """
+    sums_N = np.zeros(len(rewards.values))
+    ends = learned.offsets
+    for start, stop in blocks(learned.lengths, _TOKENS):
+        rewards_BT, response_mask_BT, learned_BT = (
+            column.between(start, stop).pad() for column in (rewards, response_mask, learned)
+        )
+        gammas = at_turn_ends(learned_BT, turns_of(response_mask_BT), gamma, turn_gamma)
+        to_go_BT = discounted_deltas(rewards_BT, np.zeros_like(rewards_BT), learned_BT, gamma=gammas, lam=1.0)
+        sums_N[ends[start] : ends[stop]] = to_go_BT[learned.between(start, stop).mask()]
+    return sums_N

@@ -65,13 +65,17 @@ def plan_mini_batches(
 ) -> list[MiniBatch]:
     """Plans all optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
 
-    The column `mini_batches` has ppo_epochs entries per row; without it there is one mini-batch per epoch. With
-    `keeps_rows` the segments of a row share a micro-batch; without it each has its place alone.
+    The column `mini_batches` has an entry per row and epoch; without it there are ppo_epochs of one mini-batch each.
+    With `keeps_rows` the segments of a row share a micro-batch; without it each has its place alone.
     """
     assigned = np.zeros((batch.num_rows, config.ppo_epochs), np.int64)
     if "mini_batches" in batch:
-        assigned = batch["mini_batches"].values.astype(np.int64).reshape(batch.num_rows, config.ppo_epochs)
-    [num_mini_batches] = reduce_array([assigned.max(initial=0) + 1], device, dist.ReduceOp.MAX)
+        column = batch["mini_batches"]
+        assigned = column.values.astype(np.int64).reshape(batch.num_rows, int(column.lengths.max(initial=0)))
+    plan_of_rank = [assigned.max(initial=0) + 1, assigned.shape[1]]
+    num_mini_batches, num_epochs = reduce_array(plan_of_rank, device, dist.ReduceOp.MAX).astype(int)
+    if not batch.num_rows:  # a rank without rows makes the optimizer steps of the others
+        assigned = np.zeros((0, num_epochs), np.int64)
     row_of_segment = whole_rows(batch)
     own_tokens = masked_lengths(response_mask(batch))
     tokens_of_rows = np.bincount(row_of_segment, weights=own_tokens).astype(np.float64)

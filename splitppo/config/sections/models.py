@@ -12,6 +12,8 @@ from splitppo.text_fields import field_names
 
 LearningRate = Annotated[float, MAY_CHANGE, Field(ge=0.0, description="The highest learning rate.")]
 
+MOST_EPOCHS = 1000  # that an update may ask for
+
 Checkpointing = Literal[False, True, "selective"]
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -115,7 +117,9 @@ class TrainedModelConfig(ComputedModelConfig):
     """The course of the learning rate after the warm-up, step by step: it stays, or falls along a cosine or a line."""
 
     lr_warmup_steps: int = Field(0, ge=0)
-    """The number of steps at the beginning of the run over which the learning rate rises to lr, in equal amounts."""
+    """The number of steps at the beginning of the run over which the learning rate rises to lr, in equal amounts. In
+    all keys of the learning rate a step is one that trains the model: for the actor, those of the critic's warm-up
+    (critic.warmup_steps) do not count."""
 
     lr_warmup_steps_ratio: Share = 0.0
     """The number of steps of the warm-up as a share of the run's steps, rounded down. Only without lr_warmup_steps. The
@@ -126,7 +130,8 @@ class TrainedModelConfig(ComputedModelConfig):
 
     lr_decay_steps: PositiveInt | None = None
     """The step, counted from the beginning of the run with its warm-up, at which the decay of lr_schedule cosine or
-    linear has reached its lowest value. null: the last step of the run, as in lr_warmup_steps_ratio."""
+    linear has reached its lowest value. null: the number of steps of the run, as in lr_warmup_steps_ratio; the actor
+    makes fewer than these if the critic warms up, and ends as many steps before its lowest rate."""
 
     lr_min_ratio: Share = 0.0
     """The lowest learning rate of the decay, as a share of lr."""
@@ -259,6 +264,16 @@ class ActorConfig(TrainedModelConfig):
         return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
 
 
+class WarmUpUntilConfig(Section):
+    """The end of the critic's warm-up: after `patience` steps in a row without a rise of critic/mc_explained_var."""
+
+    min_delta: float = Field(0.01, ge=0.0)
+    """The explained variance has risen only if it exceeds the highest one so far by more than this."""
+
+    patience: PositiveInt = 3
+    """The number of steps in a row without a rise after which the warm-up ends."""
+
+
 class CriticConfig(TrainedModelConfig):
     """The settings of the critic: the value model, its optimizer and its loss."""
 
@@ -284,12 +299,22 @@ class CriticConfig(TrainedModelConfig):
     cliprange_value is then on that scale."""
 
     warmup_steps: int = Field(0, ge=0)
-    """The number of steps at the beginning of the run that update the critic only. (verl's critic_warmup counts one
-    step more.)"""
+    """The number of steps at the beginning of the run that update the critic only, at most with warmup_until. (verl's
+    critic_warmup counts one step more.)"""
+
+    warmup_epochs: Annotated[int, IS_WORK, Field(ge=1, le=MOST_EPOCHS)] | None = None
+    """The number of passes over the responses of a step during the warm-up. null: ppo_epochs."""
+
+    warmup_until: WarmUpUntilConfig | None = None
+    """The warm-up may end before warmup_steps: once the critic explains no more of the returns than before. null: it
+    takes warmup_steps."""
 
     def _check_keys(self) -> None:
-        """Raises ValueError if the text of `privileged_prompt` cannot be filled in, or names no field."""
+        """Raises ValueError if keys of the warm-up say nothing, or `privileged_prompt` cannot be filled in."""
         super()._check_keys()
+        for name in ("warmup_epochs", "warmup_until"):
+            if getattr(self, name) is not None and not self.warmup_steps:
+                raise ValueError(f"{name}: is of no use with warmup_steps 0: set warmup_steps to the most steps of it")
         if self.privileged_prompt is None:
             return
         try:

@@ -202,6 +202,14 @@ def test_advance_only_leaves_the_weights_and_needs_no_advantages(model: Path) ->
     assert outcome.metrics == {}
 
 
+def test_steps_of_the_critics_warm_up_do_not_count_in_the_actors_learning_rate(model: Path) -> None:
+    role = build_actor(model, lr=1.0, lr_warmup_steps=2)
+    for _ in range(3):
+        call(role, "Update", update_request(advance_only=True), experience(role).select(["prompts", "responses"]))
+    rates = [call(role, "Update", update_request(), experience(role)).metrics["actor/lr"] for _ in range(3)]
+    assert rates == [0.5, 1.0, 1.0]
+
+
 def test_two_runs_give_the_same_weights_bit_for_bit_and_the_initial_model_can_be_restored(model: Path) -> None:
     role = build_actor(model, ppo_epochs=2, shuffle=True)
     initial, digests = role.compute_weights_digest(), []

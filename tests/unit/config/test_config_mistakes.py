@@ -99,6 +99,10 @@ from tests.support.configs import MINIMAL, load, mistake
         ("critic.target_modules=[]", "key 'critic.target_modules': expected all-linear, names of layers, or a regular"),
         ("actor.target_modules='*_proj'", "key 'actor.target_modules': expected names or a regular expression ("),
         ("actor.exclude_modules='(up'", "key 'actor.exclude_modules': expected names or a regular expression ("),
+        ("critic.warmup_epochs=2", "key 'critic.warmup_epochs': is of no use with warmup_steps 0: set warmup_steps"),
+        ("critic.warmup_until={}", "key 'critic.warmup_until': is of no use with warmup_steps 0: set warmup_steps"),
+        ("critic={warmup_steps: 2, warmup_epochs: 0}", "key 'critic.warmup_epochs': input should be greater than"),
+        ("critic={warmup_steps: 2, warmup_until: {patience: 0}}", "key 'critic.warmup_until.patience': input should"),
         ("actor.lr_stable_steps=4", "key 'actor': lr_stable_steps is of no use with lr_schedule 'constant'"),
         (
             "algorithm.rollout_correction={rollout_is: tokens}",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from controller.run.state import RunState
 from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.actor_pb2 import LossTerms
@@ -414,6 +415,40 @@ async def test_the_critics_warm_up_only_advances_the_actor(tmp_path: Path) -> No
     assert run.actor.updates == [(1, True), (2, True), (3, False)]
     assert [step for step, columns in run.actor.puts if "advantages" in columns] == [3]
     assert run.critic.committed_step == 3
+
+
+async def test_the_warm_up_has_passes_of_its_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path, critic__warmup_steps=2, critic__warmup_epochs=5)
+    await run.trainer.fit()
+    assert run.critic.num_epochs == [5, 5, 0]
+
+
+# The values of the fake critic never change: after the first step nothing rises.
+WARM_UP = {"critic__warmup_steps": 4, "critic__warmup_until": {"patience": 2}, "critic__warmup_epochs": 2}
+
+
+@pytest.mark.parametrize("schedule", ["serial", "gather", "overlap"])
+async def test_the_warm_up_ends_once_the_critic_explains_no_more_of_the_returns(tmp_path: Path, schedule: str) -> None:
+    run = make_run(tmp_path, run__schedule=schedule, run__total_steps=5, **WARM_UP)
+    await run.trainer.fit()
+    assert run.actor.updates == [(1, True), (2, True), (3, True), (4, False), (5, False)]
+    assert run.critic.num_epochs == [2, 2, 2, 0, 0]
+    assert all("critic/mc_explained_var" in line for line in run.metrics)
+
+
+async def test_a_resumed_run_ends_the_warm_up_at_the_same_step(tmp_path: Path) -> None:
+    begun = make_run(tmp_path / "begun", run__total_steps=5, run__stop_after_step=2, **WARM_UP)
+    await begun.trainer.fit()
+    resumed = make_run(tmp_path / "resumed", run__total_steps=5, at_step=2, **WARM_UP)
+    resumed.trainer.state = RunState.model_validate_json(begun.trainer.state.model_dump_json())
+    await resumed.trainer.fit()
+    assert resumed.actor.updates == [(3, True), (4, False), (5, False)]
+
+
+async def test_the_warm_up_ends_at_the_latest_after_its_steps(tmp_path: Path) -> None:
+    run = make_run(tmp_path, critic__warmup_steps=2, critic__warmup_until={"patience": 9})
+    await run.trainer.fit()
+    assert run.actor.updates == [(1, True), (2, True), (3, False)]
 
 
 async def test_a_step_samples_with_the_rollouts_settings(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from services.critic.role import CriticRole
+from services.engine import export
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, critic_pb2
 from tests.support.engines import draw_new_head
@@ -121,6 +122,37 @@ def test_the_rate_of_a_step_follows_the_steps_of_the_run_that_the_request_says(m
         for step, total in ((1, 4), (2, 4), (3, 8), (4, 4))
     ]
     assert rates == [0.5, 1.0, 0.75, 0.5]  # for step 3 it was a run of 8 steps, with 4 of warm-up
+
+
+def test_an_update_makes_as_many_passes_as_its_request_says_and_else_ppo_epochs(model: Path) -> None:
+    digests = {}
+    for ppo_epochs, num_epochs in ((1, 0), (1, 3), (3, 0), (3, 1)):
+        role = build(model, ppo_epochs=ppo_epochs)
+        call(role, "Update", update_request(1, num_epochs=num_epochs), with_targets(role, rows()))
+        digests[ppo_epochs, num_epochs] = role.compute_weights_digest()
+    assert digests[1, 3] == digests[3, 0] != digests[1, 0]
+    assert digests[3, 1] == digests[1, 0]
+
+
+def test_an_exported_critic_begins_in_another_run_with_the_values_that_it_ended_with(
+    model: Path, tmp_path: Path
+) -> None:
+    role = build(model)
+    for step in (1, 2):
+        call(role, "Update", update_request(step), with_targets(role, rows()))
+    role.save_checkpoint(tmp_path / "critic", b"", with_hf_model=False).result(60)
+    assert export.main(["--checkpoint", str(tmp_path / "critic"), "--output", str(tmp_path / "exported")]) == 0
+    given = build(tmp_path / "exported")
+    values = [call(one, "ComputeValues", critic_pb2.ComputeValuesRequest(), rows()).columns for one in (role, given)]
+    assert np.any(values[0]["values"].values)
+    np.testing.assert_array_equal(values[0]["values"].values, values[1]["values"].values)
+
+
+@pytest.mark.parametrize("num_epochs", [-1, 1001])
+def test_an_impossible_number_of_passes_is_refused(model: Path, num_epochs: int) -> None:
+    role = build(model)
+    with pytest.raises(ValueError, match=f"num_epochs: expected 1 to 1000 passes .* got {num_epochs}$"):
+        call(role, "Update", update_request(1, num_epochs=num_epochs), with_targets(role, rows()))
 
 
 @pytest.mark.parametrize(

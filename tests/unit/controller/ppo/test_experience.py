@@ -12,9 +12,10 @@ import pytest
 from controller.ppo import rollout_correction, token_rewards
 from controller.ppo.advantages import estimate
 from controller.ppo.advantages.registry import ESTIMATORS
-from controller.ppo.experience import Experience, assemble_experience
-from controller.ppo.normalization import NO_NORMALIZATION, Normalization
+from controller.ppo.experience import Experience, assemble_experience, monte_carlo_returns
+from controller.ppo.normalization import NO_NORMALIZATION, Moments, Normalization, RunningMoments
 from controller.ppo.scores import objects
+from controller.tracking.step_metrics import learning_metrics
 from splitppo.batch import Batch, Column
 from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 from tests.support.fake_services import make_config
@@ -448,3 +449,55 @@ def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path, mo
     assert together.metrics["training/rollout_actor_probs_pearson_corr"] == pytest.approx(np.corrcoef(p, q)[0, 1])
     assert together.batch["advantages"].values.mean() == pytest.approx(0.0, abs=1e-6)
     assert together.batch["advantages"].values.std(ddof=1) == pytest.approx(1.0, abs=1e-5)
+
+
+def sums_by_loop(experience: Experience, turns: list[list[int]], gamma: float, turn_gamma: float | None) -> list[float]:
+    """The discounted sums of rewards of the learned tokens, token by token in float64."""
+    found = []
+    rows = zip(experience.rewards.rows(), experience.learned.rows(), turns, strict=True)
+    for rewards, learned, turn in rows:
+        places = np.flatnonzero(learned)
+        for first, place in enumerate(places):
+            total, factor, before = 0.0, 1.0, place
+            for later in places[first:]:
+                is_new_turn = turn_gamma is not None and turn[later] != turn[before]
+                factor *= 1.0 if later == before else (turn_gamma if is_new_turn else gamma)
+                total += factor * float(rewards[later])
+                before = later
+            found.append(total)
+    return found
+
+
+@pytest.mark.parametrize("turn_gamma", [None, 0.25])
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+@pytest.mark.parametrize(
+    "rates",
+    [{}, {"lam": 0.3}, {"lam_critic": 0.9, "lam": 0.5}, {"adaptive_lam_alpha": 0.5, "turn_lam": 0.1}],
+    ids=["lam 1", "lam", "decoupled", "by length, by turns"],
+)
+def test_monte_carlo_returns_are_discounted_sums_of_the_rewards_whatever_lambda_and_values_are(
+    tmp_path: Path, rates: dict[str, float], gamma: float, turn_gamma: float | None
+) -> None:
+    columns = {
+        "values": [[0.5, -1.0, 2.0], [3.0], [], [1.0, 0.25]],
+        "response_mask": [[1, 0, 1], [1], [], [1, 1]],
+        "old_log_probs": like_responses(-1.0),
+        "ref_log_probs": [[-1.5] * len(row) for row in RESPONSES],
+    }
+    keys = {f"algorithm__{name}": value for name, value in rates.items()}
+    experience = assemble(
+        tmp_path,
+        columns,
+        algorithm__use_kl_in_reward=True,
+        algorithm__gamma=gamma,
+        algorithm__turn_gamma=turn_gamma,
+        normalization=Normalization(normalize_values=True, running=RunningMoments(returns=Moments(count=4, mean=1.0))),
+        **keys,
+    )
+    turns = [[1, 0, 2], [1], [], [1, 1]]
+    expected = sums_by_loop(experience, turns, gamma, turn_gamma)
+    learned = experience.learned.values
+    np.testing.assert_allclose(monte_carlo_returns(experience)[learned], expected, rtol=1e-12)
+    values = experience.batch["values"].values[learned].astype(np.float64)  # on the scale of the rewards
+    share = 1 - np.var(np.array(expected) - values) / (np.var(expected) + 1e-5)
+    assert learning_metrics(experience)["critic/mc_explained_var"] == pytest.approx(share)

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 
 from controller.ppo.experience import Experience, assemble_experience
 from controller.run.state import RunState
+from controller.run.warm_up import WarmUp
 from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
+from splitppo.config.sections.models import WarmUpUntilConfig
 from splitppo.run_folder.summary import Accuracy
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
@@ -255,3 +257,23 @@ def test_running_statistics_go_on_bit_for_bit_from_a_stored_state(tmp_path: Path
 def test_without_a_critic_no_values_are_normalised(tmp_path: Path) -> None:
     config = make_config(tmp_path, critic__normalize_values=True, algorithm__adv_estimator="grpo")
     assert not RunState.initial(config).normalization(config).normalize_values
+
+
+def test_the_warm_up_counts_steps_without_a_rise_and_stays_ended() -> None:
+    until = WarmUpUntilConfig(min_delta=0.1, patience=2)
+    warm_up = WarmUp()
+    counted = []
+    for explained in (-5.0, 0.0, 0.05, None, 0.2, 0.3, 0.25):  # 0.3 is no rise: it must exceed 0.2 by more than 0.1
+        warm_up = warm_up.after(until, explained)
+        counted.append((warm_up.best, warm_up.num_steps))
+    assert counted == [(-5.0, 0), (0.0, 0), (0.0, 1), (0.0, 1), (0.2, 0), (0.2, 1), (0.2, 2)]
+    assert warm_up.has_ended
+
+
+def test_outside_of_the_warm_up_lam_critic_is_that_of_the_run(tmp_path: Path) -> None:
+    rates = {"algorithm__lam_critic": 0.5, "algorithm__lam_critic_warmup": 1.0}
+    config = make_config(tmp_path, **rates, critic__warmup_steps=3, critic__warmup_until={})
+    state = RunState.initial(config).at_step(2)
+    ended = state.model_copy(update={"warm_up": WarmUp(has_ended=True)})
+    assert [one.config_at_step(config).algorithm.lam_critic for one in (state, ended)] == [1.0, 0.5]
+    assert [one.is_warm_up(config) for one in (state, ended, state.at_step(4))] == [True, False, False]
