@@ -88,6 +88,16 @@ class PartialRollouts(StepRollouts):
         self.file_of_next = unlearned.serialise if unlearned.num_prompts else None
 
 
+def num_to_draw(num_prompts: int, num_unfinished: int, num_samples: int, *, num_wanted: float, most: int) -> int:
+    """Returns how many prompts are drawn before a round, so that at least `num_wanted` responses are unfinished.
+
+    `num_prompts` are pending or wait already, and have `num_unfinished` unfinished responses. With the drawn ones they
+    are at most `most`.
+    """
+    num_lacking = ceil((num_wanted - num_unfinished) / num_samples)
+    return max(0, min(num_lacking, most - num_prompts))
+
+
 class _Rounds:
     """The rounds of one step: prompts are drawn, and tokens are sampled, until a batch of prompts is complete.
 
@@ -126,9 +136,10 @@ class _Rounds:
         """Draws as many prompts as the next round has room for, and begins their responses."""
         pool = self.unlearned.pool
         n = pool.num_samples
-        num_lacking = ceil((self._num_wanted - pool.num_unfinished) / n)
-        num_prompts = min(num_lacking, self._max_prompts - pool.num_prompts)
-        if num_prompts <= 0:
+        num_prompts = num_to_draw(
+            pool.num_prompts, pool.num_unfinished, n, num_wanted=self._num_wanted, most=self._max_prompts
+        )
+        if not num_prompts:
             return
         prompts, epochs = self._take_next(num_prompts)
         config = self._step.config
