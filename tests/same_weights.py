@@ -1,10 +1,10 @@
 """`make same-weights REF=commit`: checks that the same runs, now and at that commit, end with equal weights.
 
 The quickstart, and short runs of every schedule with one and with two actor ranks, several mini-batches and epochs, KL
-in the reward and in the loss; runs with a rollout group, shares, older rollouts, dynamic sampling, a greedy baseline, a
-teacher, adapters, and conversations with one context and with several; one of them samples with vLLM, where this
-environment has it. For changes that must not change what is computed. Both trees run in this environment, each its own
-code, by command lines alone.
+in the reward and in the loss; runs with a rollout group, shares, older rollouts, partial rollouts, dynamic sampling, a
+greedy baseline, a teacher, adapters, and conversations with one context and with several; one of them samples with
+vLLM, where this environment has it. For changes that must not change what is computed. Both trees run in this
+environment, each its own code, by command lines alone.
 """
 
 from __future__ import annotations
@@ -56,6 +56,16 @@ RUNS |= {
         *("evaluation.min_accuracy=0", "checkpoint.save_freq=2"),
     ),
 }
+PARTIAL = ("rollout.max_step_tokens=4", "algorithm.rollout_correction.rollout_is=token", "rollout.stream_groups=1")
+RUNS |= {
+    f"partial rollouts, {name}": (*SHORT, *PARTIAL, *others)
+    for name, others in {
+        "serial": ("run.schedule=serial",),
+        "gather": ("run.schedule=gather",),
+        "overlap, 2 actor ranks": ("run.schedule=overlap", "services.actor.num_processes=2"),
+        "rollout group": GROUP,
+    }.items()
+}
 VLLM = ("rollout.backend=vllm", "rollout.vllm.kv_cache_gb=0.1", "rollout.stream_groups=1", "run.schedule=serial")
 VLLM_RUN = {"vllm": (*SHORT, *VLLM)}
 NO_VLLM = "skipped  vllm: this environment has no vLLM (make same-weights VLLM=1 REF=... runs in one that has)"
@@ -74,6 +84,11 @@ def weights_of(tree: Path, run: tuple[str, ...], folder: Path) -> str:
     )
 
 
+def keys_of(run: tuple[str, ...]) -> list[str]:
+    """Returns the last name of each key that a run sets, as the pages of docs/config write them."""
+    return [word.partition("=")[0].rpartition(".")[2] for word in run if "=" in word]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Prints both trees' digests run by run; returns 1 if any of them differ."""
     parser = argparse.ArgumentParser(prog="python -m tests.same_weights", description=__doc__)
@@ -89,10 +104,14 @@ def main(arguments: list[str] | None = None) -> int:
         for tree in (other, ROOT):
             subprocess.run([sys.executable, "-m", "recipes.sort_letters.prepare"], cwd=tree, check=True)
         is_same = True
+        pages = "".join(page.read_text() for page in (other / "docs" / "config").glob("*.md"))
         for number, name in enumerate(options.only or (runs if has_vllm else RUNS)):
             module = runs[name][0]
             if not any(other.glob(f"{module.replace('.', '/')}*")):
                 print(f"skipped  {name}: {options.ref} has no {module}", flush=True)  # noqa: T201
+                continue
+            if unknown := [key for key in keys_of(runs[name]) if f"{key}`" not in pages]:
+                print(f"skipped  {name}: {options.ref} has no key {unknown[0]}", flush=True)  # noqa: T201
                 continue
             before, now = (
                 weights_of(tree, runs[name], Path(folder) / f"{number}-{which}")
