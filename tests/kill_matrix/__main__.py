@@ -13,6 +13,7 @@ from tests.kill_matrix.adapter_cells import adapter_cells_at
 from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at, mesh_cells_at
 from tests.kill_matrix.conversation_cells import agent_cells_at, conversation_cells_at, recorded_cells_at
 from tests.kill_matrix.harness import matrix_config, replayed_digests, run_cells, undisturbed_digests
+from tests.kill_matrix.partial_cells import partial_cells_at
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
 from tests.kill_matrix.sequence_cells import sequence_cells_at
 from tests.kill_matrix.start_cells import start_cells_at
@@ -31,6 +32,7 @@ CELLS = (
     *recorded_cells_at(STEP),
     *teacher_cells_at(STEP),
     *sequence_cells_at(STEP),
+    *partial_cells_at(STEP),
 )
 
 
