@@ -3,12 +3,15 @@
     python -m services.runtime.group.torchrun --nproc-per-node 1 -m benchmarks.sleeping_engine ROLE --config FILE
 
 The seconds of each command are in `<run.dir>/engine_s.json`, by method. Answers are noise of the right lengths: those
-of responses are drawn from max_response_length / 16 up (varied), or all as long as that (fixed).
+of responses are drawn from max_response_length / 16 up (varied), or all as long as that (fixed). With forced lengths
+(`debug.response_lengths`) the seconds are those of one token, in Generate those of one decoding step, which costs the
+same for one row as for `rollout.max_batch_size` rows; a row joins as soon as another one has ended.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import sys
 import time
@@ -59,6 +62,14 @@ def response_lengths(num_rows: int, longest: int, *, is_varied: bool) -> np.ndar
     return np.random.default_rng(num_rows).integers(longest // SHORTEST_SHARE, longest + 1, num_rows, dtype=np.int32)
 
 
+def num_decoding_steps(num_tokens: Sequence[int], max_batch_size: int) -> int:
+    """Returns the decoding steps that rows need, in this order, if each joins as soon as another one has ended."""
+    ends = [0] * max_batch_size
+    for length in num_tokens:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
 class SleepingRole:
     """A role without weights; see `services.runtime.role.Role`."""
 
@@ -69,6 +80,8 @@ class SleepingRole:
         self.role = worker_pb2.Role.Value(f"ROLE_{context.role_name.upper()}")
         self._is_actor = context.role_name == "actor"
         self._settings = context.config.run.dir / SETTINGS
+        self._max_batch_size = context.config.rollout.max_batch_size
+        self._forced_lengths = context.config.debug.response_lengths
 
     def commands(self) -> Sequence[Command]:
         """The commands that the steps of the benchmark need."""
@@ -80,7 +93,7 @@ class SleepingRole:
                     actor_pb2.GenerateRequest,
                     Effect.WRITES_SLOT,
                     self._generate,
-                    Rows(columns=("prompts", "seeds")),
+                    Rows(columns=("prompts", "seeds"), optional_columns=("begun_responses", "begun_log_probs")),
                 ),
                 self._forward("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest),
                 reference,
@@ -101,11 +114,16 @@ class SleepingRole:
     def _seconds(self) -> dict[str, float]:
         return cast(dict[str, float], json.loads(self._settings.read_text()))
 
-    def _sleep(self, method: str, started_s: float) -> None:
-        time.sleep(max(0.0, started_s + self._seconds()[method] - time.monotonic()))
+    def _sleep(self, method: str, started_s: float, num_units: int = 1) -> None:
+        time.sleep(max(0.0, started_s + self._seconds()[method] * num_units - time.monotonic()))
+
+    def _num_units(self, num_tokens: int) -> int:
+        return 1 if self._forced_lengths is None else num_tokens
 
     def _generate(self, request: actor_pb2.GenerateRequest, batch: Batch, _: CommandProgress) -> Outcome:
         started_s = time.monotonic()
+        if self._forced_lengths is not None:
+            return self._go_on(request, batch, started_s)
         num_samples = int(batch["seeds"].lengths[0])
         rows = np.repeat(np.arange(batch.num_rows), num_samples)
         is_varied = bool(self._seconds()[VARIED])
@@ -116,16 +134,38 @@ class SleepingRole:
         self._sleep("Generate", started_s)
         return Outcome(Batch(len(rows), columns), policy_version=request.header.base_step)
 
+    def _go_on(self, request: actor_pb2.GenerateRequest, batch: Batch, started_s: float) -> Outcome:
+        """Samples responses of forced lengths, at most `max_step_tokens` tokens of each, after those that it has."""
+        assert self._forced_lengths is not None
+        seeds = batch["seeds"]
+        longest = request.sampling.max_response_length
+        wanted = np.array([min(self._forced_lengths.of(seed), longest) for seed in seeds.values.tolist()], np.int32)
+        begun = batch["begun_responses"].lengths if "begun_responses" in batch else np.zeros_like(wanted)
+        lengths = np.minimum(wanted, begun + (request.max_step_tokens or longest)).astype(np.int32)
+        columns = {
+            "prompts": batch["prompts"].take(np.repeat(np.arange(batch.num_rows), seeds.lengths)),
+            "seeds": Column(seeds.values, np.ones(len(wanted), np.int32)),
+        }
+        for name in ("responses", "rollout_log_probs"):
+            columns[name] = Column(noise(name, int(lengths.sum(dtype=np.int64))), lengths)
+        if request.max_step_tokens:
+            columns["unfinished"] = Column((lengths < wanted).astype(np.uint8), np.ones(len(wanted), np.int32))
+        num_steps = num_decoding_steps((lengths - begun).tolist(), self._max_batch_size)
+        self._sleep("Generate", started_s, num_steps)
+        return Outcome(Batch(len(wanted), columns), policy_version=request.header.base_step)
+
     def _compute(self, request: Any, batch: Batch, _: CommandProgress) -> Outcome:
         started_s = time.monotonic()
         method = request.DESCRIPTOR.name.removesuffix("Request")
         lengths = batch["responses"].lengths
         column = Column(noise(COMPUTED[method], int(lengths.sum(dtype=np.int64))), lengths)
-        self._sleep(method, started_s)
+        self._sleep(method, started_s, self._num_units(len(column.values)))
         return Outcome(Batch(batch.num_rows, {COMPUTED[method]: column}))
 
-    def _update(self, request: Any, _batch: Batch, _: CommandProgress) -> Outcome:
-        self._sleep(request.DESCRIPTOR.name.removesuffix("Request"), time.monotonic())
+    def _update(self, request: Any, batch: Batch, _: CommandProgress) -> Outcome:
+        started_s = time.monotonic()
+        num_tokens = sum(len(column.values) for column in batch.columns.values())
+        self._sleep(request.DESCRIPTOR.name.removesuffix("Request"), started_s, self._num_units(num_tokens))
         return Outcome()
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
@@ -136,7 +176,7 @@ class SleepingRole:
         """Checks nothing, since there is no checkpoint."""
         raise ValueError(f"{directory}: a sleeping engine has no checkpoints")
 
-    def load_checkpoint(self, _directory: Path | None) -> bytes:
+    def load_checkpoint(self, _directory: Path | None, _progress: Any) -> bytes:
         """Returns to the initial model."""
         return b""
 
