@@ -22,12 +22,16 @@ from services.rollout.sampling import sample_tokens, uniforms
 from services.rollout.stopping import StopRule, StopWatch
 from services.runtime.command import CommandCancelled
 from splitppo.batch import Array, Batch
+from splitppo.machine.memory_limits import MAX_MASK
 
 # Ended rows are removed or replaced once they are this share of the batch. To remove rows copies the cache of the other
 # rows, to replace them is a forward of its own; both cost about as much as decoding one more token.
 _ENDED_SHARE = 1 / 8
 # A further turn joins after so many decoding steps at the latest: rows that end late must not keep a few turns waiting.
 _MOST_WAITED = 16
+# Responses that have tokens already differ much in length: they are computed in parts of about one length. Else most of
+# the work is padding. Smaller parts would copy the cache more often.
+_MAX_MASK_OF_BEGUN = 2**20
 
 
 @dataclass(eq=False)
@@ -123,7 +127,9 @@ class HfRollout:
             return
 
         def prefill(rows: "Sequence[_Row]") -> DecodedRows:
-            return DecodedRows(model, [row.context for row in rows], self.device)
+            is_begun = any(row.response.num_begun for row in rows)
+            max_mask = _MAX_MASK_OF_BEGUN if is_begun else MAX_MASK
+            return DecodedRows(model, [row.context for row in rows], self.device, max_mask=max_mask)
 
         batch = _take(waiting, self.max_batch_size)
         decoded = prefill(batch)
