@@ -11,7 +11,12 @@ from pathlib import Path
 
 from tests.kill_matrix.adapter_cells import adapter_cells_at
 from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at, mesh_cells_at
-from tests.kill_matrix.conversation_cells import agent_cells_at, conversation_cells_at, recorded_cells_at
+from tests.kill_matrix.conversation_cells import (
+    agent_cells_at,
+    conversation_cells_at,
+    privileged_cells_at,
+    recorded_cells_at,
+)
 from tests.kill_matrix.harness import matrix_config, replayed_digests, run_cells, undisturbed_digests
 from tests.kill_matrix.partial_cells import partial_cells_at
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
@@ -28,6 +33,7 @@ CELLS = (
     *mesh_cells_at(STEP),
     *adapter_cells_at(STEP),
     *conversation_cells_at(STEP),
+    *privileged_cells_at(STEP),
     *agent_cells_at(STEP),
     *recorded_cells_at(STEP),
     *teacher_cells_at(STEP),

@@ -52,6 +52,10 @@ CONTEXTS = (
 )
 # Half of them have several contexts.
 TALKS = (*CONTEXTS, environment(path=context_episodes.__file__, name="converse"))
+# The value model, on two ranks beside the reward model, reads a text before each of them.
+PRIVILEGED = (*TALKS, "critic.privileged_prompt='letters {ground_truth}'", "services.critic.num_processes=2")
+# It reads a number that each environment draws: the number is the same again only by the record.
+PRIVILEGED_RECORDED = (*RECORDED, echo("Oracle", max_pause_s=0.02), "critic.privileged_prompt='{drawn}'")
 
 
 def conversation_cells_at(step: int = STEP) -> Iterable[Cell]:
@@ -98,6 +102,25 @@ def recorded_cells_at(step: int = STEP) -> Iterable[Cell]:
     yield cell("controller", "after_update_before_reply", "actor.update.committed", from_outside=True)
     yield cell("controller", "turn_ended_ahead", turn, from_outside=True, kind=STALE)
     yield cell("rollout_0", "streaming_shared", "rollout.generate.part", kind=SHARED)
+
+
+def privileged_cells_at(step: int = STEP) -> Iterable[Cell]:
+    """All cells of runs whose critic reads more than the policy, also what an environment names for it alone."""
+
+    def cell(victim: str, moment: str, point: str, at: int = step, **others: Any) -> Cell:
+        return Cell(victim, f"privileged_{moment}", point, at, **{"kind": PRIVILEGED, **others})
+
+    turn = "actor.generate.turn"
+    outside = {"from_outside": True}
+    recorded: dict[str, Any] = {"kind": PRIVILEGED_RECORDED, "is_recorded": True}
+    waits = {"settings": {"after": {"point": turn, "step": step}}}
+    yield cell("critic_1", "computing_values", "critic.compute_values")
+    yield cell("critic_1", "between_mini_batches", "critic.update.mini_batch")
+    yield cell("critic_0", "turn_ended", "critic.update", step - 1, overrides=("run.schedule=overlap",), **waits)
+    yield cell("actor_0", "turn_ended", turn, settings={"hit": 2}, overrides=("run.schedule=serial",))
+    yield cell("controller", "turn_ended", turn, **outside)
+    yield cell("controller", "recorded_turn_ended", turn, **outside, **recorded)
+    yield cell("critic_0", "recorded_between_mini_batches", "critic.update.mini_batch", **recorded)
 
 
 def agent_cells_at(step: int = STEP) -> Iterable[Cell]:
