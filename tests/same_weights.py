@@ -67,8 +67,9 @@ RUNS |= {
     }.items()
 }
 # Their critic reads the answer, before each context.
+PRIVILEGED = ("critic.privileged_prompt='{ground_truth}'", "critic.max_privileged_length=16")
 RUNS |= {
-    f"privileged {name}": (*RUNS[name], "critic.privileged_prompt='{ground_truth}'", "services.critic.num_processes=2")
+    f"privileged {name}": (*RUNS[name], *PRIVILEGED, "services.critic.num_processes=2")
     for name in ("conversations", "contexts")
 }
 VLLM = ("rollout.backend=vllm", "rollout.vllm.kv_cache_gb=0.1", "rollout.stream_groups=1", "run.schedule=serial")
