@@ -120,6 +120,8 @@ def _section(path: str, section: type[BaseModel], printed: dict[str, str]) -> li
             rows[name] = f"| `{name}` | {_cell(_type_name(kind))} | {default} | {_cell(meaning)} |"
             if entry := _entry(kind):
                 inner += _section(f"{path}.{name}[]", entry, printed)
+            if optional := _optional(kind):
+                inner += _section(f"{path}.{name}", optional, printed)
     same = {name: printed[row] for name, row in rows.items() if row in printed}
     new = [row for row in rows.values() if row not in printed]
     printed.update(dict.fromkeys(new, path))
@@ -154,6 +156,12 @@ def descriptions(section: type[BaseModel]) -> dict[str, str]:
 def _entry(kind: Any) -> type[BaseModel] | None:
     """Returns the section that a list holds, if it holds sections."""
     kinds = get_args(kind) if get_origin(kind) is tuple else ()
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _optional(kind: Any) -> type[BaseModel] | None:
+    """Returns the section that a key holds, if it holds a section or null."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 

@@ -1,5 +1,6 @@
 """The controller's own state (step, coefficients, totals, validation), which every checkpoint stores."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -16,6 +17,8 @@ from controller.validation.result import ValidationResult
 from splitppo.config import Config
 from splitppo.run_folder.metrics import MC_EXPLAINED_VARIANCE
 from splitppo.run_folder.summary import Accuracy, Best
+
+log = logging.getLogger(__name__)
 
 
 class RunState(BaseModel, frozen=True, extra="forbid"):
@@ -103,7 +106,16 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
         until = config.critic.warmup_until
         if until is None or not self.is_warm_up(config):
             return self.warm_up
-        return self.warm_up.after(until, record.learning.get(MC_EXPLAINED_VARIANCE))
+        warm_up = self.warm_up.after(until, record.learning.get(MC_EXPLAINED_VARIANCE))
+        if warm_up.has_ended:
+            log.info(
+                "the critic's warm-up ends with step %s: no rise over the %s of %.3f in %s steps",
+                self.step,
+                MC_EXPLAINED_VARIANCE,
+                warm_up.best,
+                warm_up.num_steps,
+            )
+        return warm_up
 
     @property
     def draw(self) -> int:

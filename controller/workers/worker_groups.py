@@ -172,19 +172,28 @@ class WorkerGroups:
             more = "; python -m controller doctor --config FILE says more" if isinstance(error, Unavailable) else ""
             raise ConfigError(f"{error}{more}") from error
         self._was_connected = True
-        self._log_adapters()
+        self._log_trained()
 
-    def _log_adapters(self) -> None:
-        """Logs, for each role that trains adapters alone, how many of the model's parameters it trains."""
+    def _log_trained(self) -> None:
+        """Logs, for each role that trains adapters or a part of its weights, how many parameters learn."""
         for client in self.trained:
+            role = client.role
             trained = client.worker.num_trainable_parameters
             total = client.worker.num_parameters
-            if 0 < trained != total:
+            if not 0 < trained != total:
+                continue
+            model = self._config.critic if role == "critic" else self._config.actor
+            if model.lora_rank:
                 log.info(
-                    "%s: adapters with %s trained parameters beside a model of %s",
-                    client.role,
+                    "%s: adapters with %s trained parameters beside a model of %s", role, f"{trained:,}", f"{total:,}"
+                )
+            else:
+                log.info(
+                    "%s: %s of %s parameters learn, %s.freeze holds the others",
+                    role,
                     f"{trained:,}",
                     f"{total:,}",
+                    role,
                 )
 
     def can_recover(self, error: Exception, roles: Collection[str] = _LOST_WITH_STATE) -> bool:

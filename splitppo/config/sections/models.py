@@ -283,7 +283,9 @@ class CriticConfig(TrainedModelConfig):
 
     lr: LearningRate = 1e-5
     privileged_prompt: Annotated[
-        str | None, IS_WORK, expected("a text, in quotes where it begins with a brace, or null")
+        str | None,
+        IS_WORK,
+        expected("a text, or null; in quotes of YAML if it begins with a brace or has a colon before a space"),
     ] = None
     """A text that the value model alone reads, before the prompt: with fields in braces, such as {ground_truth}, any
     field of the row's extra_info, and what the environment's class names in privileged(). null: no such text."""

@@ -198,6 +198,11 @@ from tests.support.configs import MINIMAL, load, mistake
             "key 'critic.privileged_prompt': expected a text with fields in braces, such as {ground_truth}",
         ),
         (
+            "critic.privileged_prompt=Hidden: {x}",
+            "key 'critic.privileged_prompt': expected a text, or null; in quotes of YAML if it begins with "
+            "a brace or has a colon before a space",
+        ),
+        (
             "critic.privileged_prompt='{x.__class__}'",
             "key 'critic.privileged_prompt': the field 'x.__class__' is more than a name: expected one without any of",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
 from splitppo.config.sections.models import WarmUpUntilConfig
+from splitppo.run_folder.metrics import MC_EXPLAINED_VARIANCE
 from splitppo.run_folder.summary import Accuracy
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
@@ -268,6 +270,18 @@ def test_the_warm_up_counts_steps_without_a_rise_and_stays_ended() -> None:
         counted.append((warm_up.best, warm_up.num_steps))
     assert counted == [(-5.0, 0), (0.0, 0), (0.0, 1), (0.0, 1), (0.2, 0), (0.2, 1), (0.2, 2)]
     assert warm_up.has_ended
+
+
+def test_the_log_says_once_with_which_step_the_warm_up_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    config = make_config(tmp_path, critic__warmup_steps=9, critic__warmup_until={"patience": 1})
+    state = RunState.initial(config)
+    for step in range(1, 5):
+        done = record(experience(None))
+        vars(done)["learning"] = {MC_EXPLAINED_VARIANCE: 0.25}  # in place of what the step would compute
+        state = state.at_step(step).after(done, config, 1, None)
+    [line] = [line for line in caplog.messages if "warm-up" in line]
+    assert line == "the critic's warm-up ends with step 2: no rise over the critic/mc_explained_var of 0.250 in 1 steps"
 
 
 def test_outside_of_the_warm_up_lam_critic_is_that_of_the_run(tmp_path: Path) -> None:

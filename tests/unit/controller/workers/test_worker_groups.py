@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,33 @@ async def test_another_version_ends_the_run_at_the_first_handshake_with_one_sent
     assert ("0.0.9" in sentence or "protocol 99" in sentence, "\n" in sentence) == (True, False)
     assert not groups.can_recover(refused.value)
     assert len(worker.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("learns", "shown"),
+    [
+        ({"lora_rank": 2}, "actor: adapters with 10 trained parameters beside a model of 1,000"),
+        ({"freeze": ["embed"]}, "actor: 10 of 1,000 parameters learn, actor.freeze holds the others"),
+    ],
+    ids=["adapters", "frozen"],
+)
+async def test_the_log_says_how_many_parameters_learn(
+    connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture, learns: dict[str, object], shown: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker = FakeWorker()
+    worker.greeting.num_trainable_parameters = 10
+    worker.greeting.num_parameters = 1000
+    services = {"services__launch": "external", "algorithm__adv_estimator": "grpo"}
+    address = (await connect(worker)).address
+    learned = {f"actor__{name}": value for name, value in learns.items()}
+    config = make_config(tmp_path, **services, **learned, services__actor__address=address)
+    groups = WorkerGroups(config, tmp_path / "config.yaml", CALLER, lambda *_: None)
+    try:
+        await groups.connect()
+    finally:
+        await groups.close()
+    assert shown in caplog.messages
 
 
 INSTANCE = "this instance"
