@@ -6,6 +6,7 @@ from string import Formatter
 from typing import Any
 
 _FORBIDDEN = frozenset(".[]")  # they reach into a value
+_MAX_BITS = 1_000  # of an integer; Python refuses to write very long ones
 
 
 def field_names(template: str) -> tuple[str, ...]:
@@ -40,14 +41,20 @@ def _pieces(template: str) -> list[tuple[str, str | None, str | None, str | None
 
 
 def field_text(value: Any) -> str:
-    """Returns the value of a field as text: a text, or a number that is finite.
+    """Returns the value of a field as text: a text, a finite float, or an integer of at most 1,000 bits.
 
     Raises:
         ValueError: it is neither; the sentence has its type alone, because the value may be a secret.
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return str(value)
-    kind = "a number that is not finite" if isinstance(value, float) else f"an object of type {type(value).__name__}"
+    kind = f"an object of type {type(value).__name__}"
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return str(value)
+        kind = "a number that is not finite"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        if value.bit_length() <= _MAX_BITS:
+            return str(value)
+        kind = f"an integer of more than {_MAX_BITS:,} bits"
     raise ValueError(f"expected a text or a number, got {'nothing' if value is None else kind}")

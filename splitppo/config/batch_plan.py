@@ -55,7 +55,8 @@ def largest_age(config: Config, max_step_tokens: int) -> int:
 def _partial_plan(config: Config, max_step_tokens: int) -> str:
     """Says in one sentence how many tokens of how many responses a step samples, and how old they can become."""
     prompts = config.data.train_batch_size
-    num_responses = ceil(config.rollout.overcommit * prompts * config.rollout.n)
+    # Waiting and pending prompts are never more than two batches.
+    num_responses = ceil(min(config.rollout.overcommit, 2.0) * prompts * config.rollout.n)
     age = largest_age(config, max_step_tokens)
     return (
         f"up to {max_step_tokens} tokens at a time of each of {num_responses} unfinished responses"

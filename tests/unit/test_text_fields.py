@@ -33,10 +33,11 @@ def test_a_template_with_another_field_is_refused(template: str, sentence: str) 
 
 
 def test_texts_and_numbers_are_values() -> None:
-    assert [field_text(value) for value in ("", "x", 3, 0.5)] == ["", "x", "3", "0.5"]
+    values = ("", "x", 3, 0.5, -(10**300))
+    assert [field_text(value) for value in values] == ["", "x", "3", "0.5", "-1" + 300 * "0"]
 
 
-@pytest.mark.parametrize("value", [None, True, ["secret"], {"secret": 1}, b"secret", math.nan, math.inf])
+@pytest.mark.parametrize("value", [None, True, ["secret"], {"secret": 1}, b"secret", math.nan, math.inf, -(10**400)])
 def test_another_value_is_refused_without_being_told(value: object) -> None:
     with pytest.raises(ValueError, match="expected a text or a number, got") as refusal:
         field_text(value)

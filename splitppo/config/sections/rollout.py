@@ -104,7 +104,7 @@ class RolloutConfig(Section):
     them. 1: the responses of the next step are sampled before the update of this step. Then
     algorithm.rollout_correction must have rollout_is or bypass_mode."""
 
-    max_step_tokens: Annotated[PositiveInt | None, _IS_WORK_OF_CONTROLLER] = None
+    max_step_tokens: Annotated[int | None, _IS_WORK_OF_CONTROLLER] = Field(None, ge=1, lt=2**31)
     """The largest number of tokens of each response that are sampled before a step learns (partial rollouts). A longer
     response goes on in the next step, with the weights of that step. A step learns from the oldest complete prompts.
     Then algorithm.rollout_correction must have rollout_is token, or bypass_mode. null: a step samples whole

@@ -42,6 +42,7 @@ KEY = "rollout.max_step_tokens (64)"
             f"{KEY} and rollout.multi_turn.environments exclude each other",
         ),
         (("rollout.max_step_tokens=0",), "key 'rollout.max_step_tokens': input should be greater than or equal to 1"),
+        (("rollout.max_step_tokens=1e12",), "key 'rollout.max_step_tokens': input should be less than 2147483648"),
         ((PARTIAL, TOKEN, "rollout.overcommit=0.9"), "key 'rollout.overcommit': input should be greater than or equal"),
         (("rollout.overcommit=2",), "rollout.overcommit (2) is of no use without rollout.max_step_tokens"),
     ],
@@ -72,3 +73,8 @@ def test_old_log_probs_are_computed_unless_those_of_sampling_are_taken(
 def test_the_plan_says_how_old_a_token_can_be(tmp_path: Path) -> None:
     config = load(tmp_path, PARTIAL, TOKEN, "data.max_response_length=200")
     assert "a token is at most 4 updates old when it is learned from" in batch_plan(config)
+
+
+def test_the_plan_has_no_more_responses_than_two_batches_have(tmp_path: Path) -> None:
+    config = load(tmp_path, PARTIAL, TOKEN, "data.train_batch_size=8", "rollout.overcommit=1e300")
+    assert "of each of 16 unfinished responses" in batch_plan(config)
