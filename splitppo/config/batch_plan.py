@@ -1,5 +1,6 @@
 """Checks that the batch sizes of a configuration agree with each other, and describes the batches of a step as text."""
 
+from collections.abc import Iterator
 from math import ceil, floor
 
 from splitppo.batch import MAX_BATCH_ROWS
@@ -39,6 +40,8 @@ def batch_plan(config: Config) -> str:
         )
     if config.rollout.max_step_tokens is not None:
         lines.append(f"partial rollouts: {_partial_plan(config, config.rollout.max_step_tokens)}")
+    if config.uses_critic:
+        lines += [f"critic: {line}" for line in _critic_plan(config)]
     if config.services.rollout is not None:
         lines.append(f"rollout: {_rollout_plan(config)}")
     return "\n".join([*lines, *(_role_plan(config, role) for role in config.trained_roles)])
@@ -63,6 +66,19 @@ def _partial_plan(config: Config, max_step_tokens: int) -> str:
         f" (rollout.overcommit {config.rollout.overcommit:g}; fewer while prompts wait, at most {prompts} of them);"
         f" a token is at most {age} updates old when it is learned from"
     )
+
+
+def _critic_plan(config: Config) -> Iterator[str]:
+    """Says in a sentence each which steps train the critic alone, and what it alone reads; nothing without these."""
+    critic = config.critic
+    if critic.warmup_steps:
+        until = critic.warmup_until
+        ends = "" if until is None else f", fewer once {until.patience} steps in a row explain no more of the returns"
+        epochs = critic.warmup_epochs or critic.ppo_epochs
+        yield f"the first {critic.warmup_steps} steps train it alone{ends}; passes over their responses: {epochs}"
+    if critic.privileged_prompt is not None:
+        length = critic.max_privileged_length
+        yield f"it alone reads {critic.privileged_prompt!r}, filled in, before a prompt: at most {length} tokens"
 
 
 def _rollout_plan(config: Config) -> str:

@@ -165,7 +165,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     """Changes one key of the tree of a configuration file, by `a.b=c`; makes sections that are missing.
 
     Raises:
-        ConfigError: the override has another form, or a part before the last one is a value, not a section.
+        ConfigError: the override has another form, its value is not valid YAML, or a part before the last one is a
+            value, not a section.
     """
     key, separator, value = override.partition("=")
     if not separator or not key:
@@ -178,7 +179,12 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         node = node[parent]
         if not isinstance(node, dict):
             raise ConfigError(f"override {override!r}: {'.'.join(parents[:depth])!r} is not a section")
-    node[leaf] = _parse(value, f"override {override!r}")
+    try:
+        node[leaf] = _parse(value, f"override {override!r}")
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; a text with YAML's own characters needs quotes inside those of the shell"
+        ) from error
 
 
 def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:

@@ -277,11 +277,17 @@ def test_groups_that_share_a_gpu_are_named(tmp_path: Path) -> None:
         ("=3", "override '=3' must look like key.path=value"),
         ("run.dir.x=3", "override 'run.dir.x=3': 'run.dir' is not a section"),
         ("actor.lr=[", "override 'actor.lr=[' is not valid YAML"),
+        (
+            "critic.privileged_prompt=Hidden: {a}. Answer: {b}",
+            "override 'critic.privileged_prompt=Hidden: {a}. Answer: {b}' is not valid YAML: while parsing",
+        ),
         ("run.name=2024-13-45", "override 'run.name=2024-13-45' is not valid YAML: month must be in"),
     ],
 )
 def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: str, sentence: str) -> None:
-    assert mistake(tmp_path, override).startswith(sentence)
+    found = mistake(tmp_path, override)
+    assert found.startswith(sentence)
+    assert found.endswith("needs quotes inside those of the shell") == ("is not valid YAML" in found)
 
 
 @pytest.mark.parametrize(
