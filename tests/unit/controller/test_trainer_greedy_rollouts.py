@@ -29,11 +29,11 @@ class Actor(FakeActor):
         super().__init__(log)
         self.advantages: list[list[float]] = []
 
-    def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
+    def _answers(self, asked: Batch, step: int, sampling: SamplingParams, max_step_tokens: int) -> Batch:
         if sampling.temperature == 0.0:
             responses = [np.arange(GREEDY_LENGTH)] * asked.num_rows
             return asked.merge(Batch.from_rows(responses=responses)).select(["prompts", "responses"])
-        return super()._answers(asked, step, sampling)
+        return super()._answers(asked, step, sampling, max_step_tokens)
 
     async def put_batch(self, slot: Slot, batch: Batch) -> None:
         if "advantages" in batch:

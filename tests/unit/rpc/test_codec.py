@@ -159,7 +159,7 @@ def row_too_long(header: batch_pb2.BatchHeader) -> None:
         (no_columns, "a batch needs at least one column"),
         (wrong_dtype, "column 'values' must be DTYPE_FLOAT32, got DTYPE_INT32"),
         (unheard_of_dtype, "column 'prompts' must be DTYPE_INT32, got 77"),
-        (unknown_column, "unknown column 'secrets'; known: advantages, old_log_probs"),
+        (unknown_column, "unknown column 'secrets'; known: advantages, begun_log_probs"),
         (inner_column, "unknown column 'mini_batches'"),
         (column_twice, "column 'prompts' is given twice"),
         (row_missing, "column 'prompts' has 1 row lengths, the batch has 2 rows"),
