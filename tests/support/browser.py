@@ -21,7 +21,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tests.support.groups import PROJECT
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
-DEADLINE_S = 20
+DEADLINE_S = 60
 WATCH = """
 window.watched = [];
 addEventListener("securitypolicyviolation", (event) => watched.push(`violation of ${event.effectiveDirective}`));
