@@ -12,7 +12,8 @@ def check_critic_tokens(config: Config, tokenizer: Tokenizer) -> None:
     """Checks that the critic can read every token of the policy's tokenizer, and reads it as the same token.
 
     The critic may be any model with a row in its embedding for each token id. If its folder has a tokenizer, no token
-    of the policy may have another id there, and no id another token; the critic may lack tokens, and have more.
+    of the policy may have another id there, and no id another token; the critic may lack tokens, and have more. A
+    critic that begins as the policy reads what the policy samples, also where `data.tokenizer` is another one.
 
     Raises:
         ConfigError: it cannot; or its files cannot be read.
@@ -24,7 +25,8 @@ def check_critic_tokens(config: Config, tokenizer: Tokenizer) -> None:
     sizes = {**read_description(model, key), **config.critic.override_config}
     tokenizer.check_fits(sizes.get("vocab_size"), key="data.tokenizer", model_key=key)
     folder = model_folder(model, key)
-    if model == config.data.tokenizer or not (folder / "tokenizer.json").is_file():
+    reads_as_policy = model in (config.actor.model, config.data.tokenizer)
+    if reads_as_policy or not (folder / "tokenizer.json").is_file():
         return
     own = tokenizer.backend.get_vocab()
     theirs = read_token_ids(folder)
