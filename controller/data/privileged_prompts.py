@@ -96,8 +96,7 @@ class PrivilegedPrompts:
         def encode(write: Write) -> Tokens:
             return self._encoder.encode(write(text))
 
-        _, tokens = self._encoder.harmless(encode, self._plain)
-        return tokens
+        return self._encoder.harmless(encode, self._plain)[1]
 
 
 def privileged_prompts(config: CriticConfig, tokenizer: Tokenizer) -> PrivilegedPrompts | None:

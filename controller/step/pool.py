@@ -153,8 +153,8 @@ class RolloutPool:
 
     def token_versions(self) -> Column:
         """Returns the version that has sampled each token of each response."""
-        versions, counts = self.versions.values.reshape(-1, 2).T
-        return Column(np.repeat(versions, counts), self.rollouts["responses"].lengths)
+        runs = self.versions.values.reshape(-1, 2)  # a version, and how many tokens it has sampled
+        return Column(np.repeat(runs[:, 0], runs[:, 1]), self.rollouts["responses"].lengths)
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,7 @@ class RolloutConfig(Section):
     responses."""
 
     overcommit: Annotated[float, _IS_WORK_OF_CONTROLLER] = Field(1.5, ge=1.0)
-    """With max_step_tokens: how many unfinished responses are sampled at the same time, as a multiple of
+    """The number of unfinished responses that are sampled at the same time if max_step_tokens is set, as a multiple of
     data.train_batch_size x n. There are fewer while complete prompts wait, so that at most one batch of them waits."""
 
     share: ShareOrAuto = "auto"
