@@ -1,34 +1,32 @@
 """The finished rollouts of a step, sampled before the step begins, and the file that stores them in a checkpoint.
 
-The file is safetensors: arrays under the names of their columns, and one array of bytes with JSON for everything else.
-The file has no texts of prompts that are in the data files. It has their row indices, and their tokens, which show if a
-data file has changed.
+stored_rollouts.py has the form of the file.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from controller.conversations.conversation import Conversation
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores, Text, objects
 from controller.sampling.keep import Groups
+from controller.step.stored_rollouts import (
+    Arrays,
+    check_prompts,
+    parse_rollouts,
+    prompts_of_rows,
+    serialise_rollouts,
+    stored_column,
+)
 from rewards.samples import Failure
-from splitppo.batch import Batch, Column
-from splitppo.config import ConfigError
-
-Arrays = Mapping[str, NDArray[Any]]
+from splitppo.batch import Batch
 
 _SCORE_ARRAYS = ("scores", "rule_scores", "has_eos", "has_stopped", "is_truncated", "prompt_indices")
 _SCORE_COLUMNS = ("token_scores", "rule_token_scores")
-_OTHERS = "json"  # what is no array, as bytes
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,7 @@ class FinishedRollouts:
         arrays |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_ARRAYS}
         columns = {f"rollouts.{name}": column for name, column in groups.rollouts.columns.items()}
         columns |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_COLUMNS}
-        for name, column in (columns | {"prompts": groups.prompts.prompts}).items():
-            arrays |= {f"{name}.values": column.values, f"{name}.lengths": column.lengths}
+        columns["prompts"] = groups.prompts.prompts
         if scores.model_scores is not None:
             arrays["scores.model_scores"] = scores.model_scores
         if self.greedy_scores is not None:
@@ -94,8 +91,7 @@ class FinishedRollouts:
                 for one, text in zip(scores.conversations, scores.texts, strict=True)
             ],
         }
-        arrays[_OTHERS] = np.frombuffer(json.dumps(others).encode(), np.uint8)
-        return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        return serialise_rollouts(arrays, columns, others)
 
     @classmethod
     def parse(cls, content: bytes, table: PromptBatch) -> Self:
@@ -104,13 +100,7 @@ class FinishedRollouts:
         Raises:
             ConfigError: another version has written the file, or the training prompts have changed since.
         """
-        try:
-            arrays = load(content)
-            return cls._of(arrays, json.loads(arrays[_OTHERS].tobytes()), table)
-        except ConfigError:
-            raise
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"the checkpoint's rollouts are not what this version writes: {error!r}") from error
+        return parse_rollouts(content, lambda arrays, others: cls._of(arrays, others, table))
 
     @classmethod
     def _of(cls, arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Self:
@@ -151,30 +141,3 @@ def _scores(arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Sc
         conversations=objects(fields and Conversation(**fields) for fields in others["conversations"]),
         texts=objects(Text(prompt, response, row.ground_truth) for prompt, response, row in texts),
     )
-
-
-def prompts_of_rows(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:
-    """Returns the prompts of these rows of the training data; ConfigError if the data has fewer rows by now."""
-    if row_indices.max(initial=0) >= table.num_prompts:
-        found = f"{table.num_prompts} training prompts"
-        raise ConfigError(f"data.train_files: the checkpoint holds responses to row {row_indices.max()}, got {found}")
-    return table.take(row_indices)
-
-
-def stored_column(arrays: Arrays, name: str) -> Column:
-    """Returns a column of ragged rows, whose values and row lengths are two arrays of the file."""
-    return Column(arrays[f"{name}.values"], arrays[f"{name}.lengths"])
-
-
-def check_prompts(stored: Column, prompts: PromptBatch, key: str) -> None:
-    """Checks that the stored tokens are those of `prompts`, as `data.train_files` has them now.
-
-    Raises:
-        ConfigError: they are others; `key` names what has stored them.
-    """
-    now = prompts.prompts
-    if not (np.array_equal(stored.lengths, now.lengths) and np.array_equal(stored.values, now.values)):
-        raise ConfigError(
-            f"data.train_files: the checkpoint holds responses to other prompts than these ({key});"
-            " expected the files that the run began with"
-        )

@@ -1,30 +1,31 @@
 """The responses that a run has begun and not learned from yet, and the file that stores them in a checkpoint.
 
 P prompts with n responses each, ordered by prompt, then sample. A version is the number of the step whose weights have
-sampled a token. The file is safetensors, as that of finished rollouts (finished.py): texts of prompts are left out, and
-their tokens show if a data file has changed.
+sampled a token. stored_rollouts.py has the form of the file.
 """
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from controller.data.prompts import NO_ROWS, PromptBatch
-from controller.step.finished import Arrays, check_prompts, prompts_of_rows, stored_column
+from controller.step.stored_rollouts import (
+    Arrays,
+    check_prompts,
+    parse_rollouts,
+    prompts_of_rows,
+    serialise_rollouts,
+    stored_column,
+)
 from splitppo.batch import Batch, Column, concatenate
 from splitppo.columns import spec_of
-from splitppo.config import ConfigError
 
 Places = NDArray[np.int64]
 
 _COLUMNS = ("seeds", "responses", "rollout_log_probs")  # what is stored of the rollouts, beside the prompts
 _KEY = "rollout.max_step_tokens"
-_OTHERS = "json"  # what is no array, as bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,11 +197,8 @@ class UnlearnedPrompts:
             "unfinished": pool.unfinished,
             "undrawn.row_indices": self.undrawn.row_indices,
         }
-        for name, column in columns.items():
-            arrays |= {f"{name}.values": column.values, f"{name}.lengths": column.lengths}
         others = {"num_samples": pool.num_samples, "undrawn_epoch": self.undrawn_epoch}
-        arrays[_OTHERS] = np.frombuffer(json.dumps(others).encode(), np.uint8)
-        return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        return serialise_rollouts(arrays, columns, others)
 
     @classmethod
     def parse(cls, content: bytes, table: PromptBatch) -> Self:
@@ -209,13 +207,7 @@ class UnlearnedPrompts:
         Raises:
             ConfigError: another version has written the file, or the training prompts have changed since.
         """
-        try:
-            arrays = load(content)
-            return cls._of(arrays, table, **json.loads(arrays[_OTHERS].tobytes()))
-        except ConfigError:
-            raise
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"the checkpoint's rollouts are not what this version writes: {error!r}") from error
+        return parse_rollouts(content, lambda arrays, others: cls._of(arrays, table, **others))
 
     @classmethod
     def _of(cls, arrays: Arrays, table: PromptBatch, *, num_samples: int, undrawn_epoch: int) -> Self:
