@@ -42,15 +42,19 @@ def look_at_all(page: Page, run: int) -> None:
     page.one("table.responses")
     content = page.one("table.responses").get_property("textContent")
     assert [text for text in HOSTILE if visible(text) not in content] == []
-    page.go(f"run/{run}/critic/train/1")
-    content = page.one("table.privileged").get_property("textContent")
-    assert [text for text in HOSTILE if f"Answer: {visible(text)}" not in content] == []
     page.go("")
     page.until(lambda: "<img src=x onerror=alert(1)>" in page.text(), "the run's name")
 
 
+def look_at_critic_texts(page: Page, run: int) -> None:
+    page.go(f"run/{run}/critic/train/1")
+    content = page.one("table.privileged").get_property("textContent")
+    assert [text for text in HOSTILE if f"Answer: {visible(text)}" not in content] == []
+
+
 def test_no_text_runs_loads_or_hides_anything(page: Page) -> None:
     look_at_all(page, 3)
+    look_at_critic_texts(page, 3)
 
 
 @pytest.fixture
@@ -91,6 +95,7 @@ def test_the_policy_is_not_what_keeps_them_texts(open_page: Callable[[str], Page
         is None
     )
     look_at_all(page, 0)
+    look_at_critic_texts(page, 0)
 
 
 def test_contexts_begin_with_a_line_and_show_what_was_said_to_the_model(
