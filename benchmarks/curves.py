@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, cycle
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -282,6 +283,10 @@ class Curve:
         return statistics.fmean(values) if values else None
 
 
+# Of a table, by title: what a cell says of the runs of an algorithm.
+Columns = Mapping[str, Callable[[Sequence[Curve]], str]]
+
+
 def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
     """Runs an algorithm to its end, unless that is done; if it cannot be run, the folder gets the reason."""
     overrides = [*algorithm.overrides, f"run.seed={seed}", f"run.dir={folder}"]
@@ -338,51 +343,51 @@ def curves_of(algorithm: Algorithm, output: Path) -> dict[int, Curve]:
     return {seed: curve for seed, curve in found.items() if curve is not None}
 
 
-def table_of(algorithms: Sequence[Algorithm], output: Path, goal: float) -> Iterator[str]:
-    """Returns a Markdown table of the final accuracies, and of the steps at which the goal was reached."""
-    yield f"| algorithm | accuracy by seed | median | steps to {goal} (median) | settings beside the recipe's |"
-    yield "|---|---|---|---|---|"
+def table_of(algorithms: Sequence[Algorithm], output: Path, columns: Columns) -> Iterator[str]:
+    """Returns a Markdown table with a row for each algorithm: its name, cells of what was measured, its settings."""
+    titles = ("algorithm", *columns, "settings beside the recipe's")
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * len(titles) + "|"
     for algorithm in algorithms:
         curves = curves_of(algorithm, output)
-        settings = " ".join(f"`{change}`" for change in algorithm.changes)
         measured = [curve for curve in curves.values() if curve.accuracy]
-        if not measured:
+        if measured:
+            cells = [cell(measured) for cell in columns.values()]
+        else:
             why = next((curve.refusal for curve in curves.values()), "not run")
-            yield f"| {algorithm.name} | {why} | | | {settings} |"
-            continue
-        finals = [curve.final for curve in measured]
-        steps = statistics.median_high([curve.steps_to(goal) for curve in measured])
-        shown = ", ".join(f"{final:.3f}" for final in finals)
-        yield f"| {algorithm.name} | {shown} | {statistics.median(finals):.3f} | {steps:g} | {settings} |"
+            cells = [why, *[""] * (len(columns) - 1)]
+        settings = " ".join(f"`{change}`" for change in algorithm.changes)
+        yield f"| {' | '.join((algorithm.name, *cells, settings))} |"
 
 
-def table_of_critics(algorithms: Sequence[Algorithm], output: Path, goal: float) -> Iterator[str]:
-    """Returns a Markdown table of what critics explain, and of the steps and tokens in which the goal was reached."""
-    explained = f"explained variance, steps {EXPLAINED_STEPS[0]} to {EXPLAINED_STEPS[-1]}, by seed"
-    reached = f"steps to {goal} by seed | median | tokens to {goal} (median)"
-    yield f"| algorithm | {explained} | {reached} | accuracy at the end, by seed | settings beside the recipe's |"
-    yield "|---|---|---|---|---|---|---|"
-    for algorithm in algorithms:
-        curves = curves_of(algorithm, output)
-        settings = " ".join(f"`{change}`" for change in algorithm.changes)
-        measured = [curve for curve in curves.values() if curve.accuracy]
-        if not measured:
-            why = next((curve.refusal for curve in curves.values()), "not run")
-            yield f"| {algorithm.name} | {why} | | | | | {settings} |"
-            continue
-        means = [curve.mean_explained for curve in measured]
-        steps = [curve.steps_to(goal) for curve in measured]
-        tokens = statistics.median_high([curve.tokens_to(goal) for curve in measured])
-        cells = (
-            algorithm.name,
-            ", ".join("" if mean is None else f"{mean:.2f}" for mean in means) if any(means) else "",
-            ", ".join(map(_reached, steps)),
-            _reached(statistics.median_high(steps)),
-            _reached(tokens),
-            ", ".join(f"{curve.final:.3f}" for curve in measured),
-            settings,
-        )
-        yield f"| {' | '.join(cells)} |"
+def columns_of_accuracy(goal: float) -> Columns:
+    """Returns the columns of a table of the final accuracies, and of the steps in which the goal was reached."""
+    return {
+        "accuracy by seed": _finals,
+        "median": lambda curves: f"{statistics.median(curve.final for curve in curves):.3f}",
+        f"steps to {goal} (median)": lambda curves: _reached(median_high(curve.steps_to(goal) for curve in curves)),
+    }
+
+
+def columns_of_critics(goal: float) -> Columns:
+    """Returns the columns of a table of what critics explain, and of the steps and tokens to the goal."""
+    return {
+        f"explained variance, steps {EXPLAINED_STEPS[0]} to {EXPLAINED_STEPS[-1]}, by seed": _explained,
+        f"steps to {goal} by seed": lambda curves: ", ".join(_reached(curve.steps_to(goal)) for curve in curves),
+        "median": lambda curves: _reached(median_high(curve.steps_to(goal) for curve in curves)),
+        f"tokens to {goal} (median)": lambda curves: _reached(median_high(curve.tokens_to(goal) for curve in curves)),
+        "accuracy at the end, by seed": _finals,
+    }
+
+
+def _finals(curves: Sequence[Curve]) -> str:
+    return ", ".join(f"{curve.final:.3f}" for curve in curves)
+
+
+def _explained(curves: Sequence[Curve]) -> str:
+    """Returns what the critics of runs explain; nothing if the runs have no critic."""
+    means = [curve.mean_explained for curve in curves]
+    return "" if means.count(None) == len(means) else ", ".join("" if one is None else f"{one:.2f}" for one in means)
 
 
 def _reached(number: float) -> str:
@@ -413,8 +418,8 @@ def write_report(output: Path) -> str:
     lines = []
     for picture, algorithms in PICTURES.items():
         goal = GOALS.get(picture, GOAL)
-        table = table_of_critics if picture in CRITICS else table_of
-        lines += [f"### {picture}", "", *table(algorithms, output, goal), ""]
+        columns = columns_of_critics(goal) if picture in CRITICS else columns_of_accuracy(goal)
+        lines += [f"### {picture}", "", *table_of(algorithms, output, columns), ""]
         draw(algorithms, output, output / f"{picture}.png", goal)
     text = "\n".join(lines)
     (output / "curves.md").write_text(text, encoding="utf-8")

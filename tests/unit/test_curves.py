@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.curves import CRITICS, EXPLAINED, HALF, METRIC, PICTURES, TOKENS, Algorithm, curves_of, table_of_critics
+from benchmarks.curves import (
+    CRITICS,
+    EXPLAINED,
+    HALF,
+    METRIC,
+    PICTURES,
+    TOKENS,
+    Algorithm,
+    columns_of_critics,
+    curves_of,
+    table_of,
+)
 from splitppo.run_folder.step_file import METRICS_FILE
 
 PLAIN = Algorithm("plain", ("a=1",))
@@ -39,7 +50,7 @@ def test_a_table_of_critics_has_explained_variance_steps_and_tokens_to_the_goal(
     put_run(tmp_path, PLAIN, 2, steps([0.1, 0.9, 0.8, 0.95, 0.9], [-1.0, 9.0, 0.5, 0.5]))
     put_run(tmp_path, PLAIN, 3, steps([0.1, 0.2, 0.3, 0.4, 0.5], [-1.0, 9.0, 0.0, 0.0]))
     put_run(tmp_path, NONE, 1, steps([0.1, 0.2, None, 0.85, 0.9], [None] * 4))
-    _, _, plain, none = table_of_critics([PLAIN, NONE], tmp_path, 0.9)
+    _, _, plain, none = table_of([PLAIN, NONE], tmp_path, columns_of_critics(0.9))
     assert cells(plain) == [
         *("plain", "0.30, 0.50, 0.00", "3, 1, not reached", "3", "3,000"),
         *("0.700, 0.900, 0.500", "`a=1`"),
@@ -50,7 +61,7 @@ def test_a_table_of_critics_has_explained_variance_steps_and_tokens_to_the_goal(
 def test_a_line_that_was_not_run_or_was_refused_says_so(tmp_path: Path) -> None:
     put_run(tmp_path, PLAIN, 1, steps([0.1, 0.2], [0.1]))
     (tmp_path / "plain" / "seed_1.refused").write_text("key 'a': unknown")
-    _, _, plain, none = table_of_critics([PLAIN, NONE], tmp_path, 0.9)
+    _, _, plain, none = table_of([PLAIN, NONE], tmp_path, columns_of_critics(0.9))
     assert cells(plain)[:2] == ["plain", "key 'a': unknown"]
     assert cells(none)[:2] == ["none", "not run"]
 
