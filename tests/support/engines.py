@@ -64,7 +64,8 @@ def draw_new_head(engine: TrainEngine, seed: int = 1) -> None:
     heads = {name: weight for name, weight in engine.model.named_parameters() if name.startswith(HEADS)}
     with engine.weights.awake(changes=True):
         if any(
-            parallel.reduce_array([parallel.local(weight.detach()).abs().sum()], DEVICE) for weight in heads.values()
+            parallel.reduce_array([parallel.local(weight.detach()).abs().sum().item()], DEVICE)
+            for weight in heads.values()
         ):
             return
         generator = torch.Generator().manual_seed(seed)
