@@ -99,7 +99,7 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
 
     def is_warm_up(self, config: Config) -> bool:
         """Returns True if the running step updates the critic only."""
-        return config.uses_critic and self.step <= config.critic.warmup_steps and not self.warm_up.has_ended
+        return self.step <= config.num_warmup_steps and not self.warm_up.has_ended
 
     def _warm_up_after(self, record: StepRecord, config: Config) -> WarmUp:
         """Returns what is known of the critic's warm-up after this step; outside of it nothing changes."""

@@ -75,7 +75,11 @@ def _critic_plan(config: Config) -> Iterator[str]:
         until = critic.warmup_until
         ends = "" if until is None else f", fewer once {until.patience} steps in a row explain no more of the returns"
         epochs = critic.warmup_epochs or critic.ppo_epochs
-        yield f"the first {critic.warmup_steps} steps train it alone{ends}; passes over their responses: {epochs}"
+        num_updates = epochs * _num_mini_batches(config, "critic")
+        yield (
+            f"the first {critic.warmup_steps} steps train it alone{ends}, in {epochs} epochs = {num_updates} optimizer"
+            " steps each"
+        )
     if critic.privileged_prompt is not None:
         length = critic.max_privileged_length
         yield f"it alone reads {critic.privileged_prompt!r}, filled in, before a prompt: at most {length} tokens"
@@ -173,6 +177,13 @@ def _check_vllm(config: Config) -> None:
         )
 
 
+def _num_mini_batches(config: Config, role: TrainedRoleName) -> int:
+    """Returns the number of mini-batches into which the prompts of a step are divided for a trained model."""
+    mini_batch = config.trained_model_of(role).ppo_mini_batch_size
+    assert mini_batch is not None, "load resolves it"
+    return config.data.train_batch_size // mini_batch
+
+
 def _role_plan(config: Config, role: TrainedRoleName) -> str:
     """Says in one sentence how actor or critic divides a step into mini-batches, ranks and micro-batches.
 
@@ -211,7 +222,7 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
             f"{role}.ppo_mini_batch_size ({mini_batch}) x rollout.n ({config.rollout.n}){times} gives fewer rows than"
             f" services.{role}.num_processes ({num_ranks}); raise {role}.ppo_mini_batch_size"
         )
-    num_mini_batches = prompts // mini_batch
+    num_mini_batches = _num_mini_batches(config, role)
     epochs = model.ppo_epochs
     return (
         f"{role}: {num_mini_batches} mini-batches of {mini_batch} prompts ({rows} responses, about"

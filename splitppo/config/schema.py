@@ -95,6 +95,11 @@ class Config(Section):
         """True if the run has a worker group for a critic, because the estimator of advantages needs values."""
         return "values_BT" in self.algorithm.needs
 
+    @property
+    def num_warmup_steps(self) -> int:
+        """The number of steps at the beginning that train the critic only, at most; 0 without a critic."""
+        return self.critic.warmup_steps if self.uses_critic else 0
+
     def at_step(self, step: int, *, is_warm_up: bool | None = None) -> Self:
         """Returns the configuration that applies in one step: with the values of the phase that the step belongs to.
 

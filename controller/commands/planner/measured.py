@@ -33,6 +33,7 @@ _COUNTED_AS = {
 # Groups that may work at the same time.
 ENGINES = frozenset({"actor", "critic", "rollout"})
 _FIRST_STEPS = 1  # slower than the rest: left out if there are more
+_ACTOR_LEARNED = "actor/lr"  # a metric of every step that trains the policy
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,9 @@ def measurement_of(
 
     Args:
         config: the configuration of the run.
-        blocks: (lines of metrics, spans) of each block. The first step of a block is a warm-up and is left out, if the
-            block has more steps.
+        blocks: (lines of metrics, spans) of each block. The first step of a block, which is slower, is left out if the
+            block has more steps; so are steps of the critic's warm-up if others come after them, because only the
+            others train the policy, and the critic for `ppo_epochs`.
         source: the name of the run in errors.
 
     Raises:
@@ -117,7 +119,7 @@ def measurement_of(
     shared: defaultdict[str, list[float]] = defaultdict(list)
     for lines, timeline in blocks:
         spans = [replace(span, name=_COUNTED_AS.get((span.pool, span.name), span.name)) for span in timeline]
-        for line in lines[_FIRST_STEPS:] or lines:
+        for line in _steady(lines, config):
             own = [span for span in spans if span.step == line["step"] and span.name in PHASES]
             if not own or "timing_s/step" not in line:
                 continue
@@ -138,6 +140,16 @@ def measurement_of(
     shared_s = {name: median(shared[name]) for name in phase_s}
     devices: dict[str, int] = {role: _devices(config, role) for role in config.roles}
     return Measurement(config, phase_s, shared_s, medians["idle"], medians["step"], len(seconds["step"]), devices)
+
+
+def _steady(lines: Sequence[Mapping[str, Any]], config: Config) -> Sequence[Mapping[str, Any]]:
+    """Returns the lines of a block of steps without the first one and without the critic's warm-up; see `measurement_of`.
+
+    The warm-up may end before `critic.warmup_steps` (`critic.warmup_until`); then steps that train the policy tell it.
+    """
+    later = lines[_FIRST_STEPS:] or lines
+    trained = [line for line in later if line["step"] > config.num_warmup_steps or _ACTOR_LEARNED in line]
+    return trained or later
 
 
 def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finished_s: float) -> float:

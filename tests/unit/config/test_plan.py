@@ -46,9 +46,10 @@ def test_ranks_that_divide_positions_have_rows_and_tokens_together(tmp_path: Pat
 def test_the_plan_says_which_steps_train_the_critic_alone_and_what_it_alone_reads(tmp_path: Path) -> None:
     warm_up = ("critic.warmup_steps=5", "critic.warmup_epochs=2", "critic.warmup_until={patience: 4}")
     text = ('critic.privileged_prompt="{ground_truth}"', "critic.max_privileged_length=9")
-    assert batch_plan(load(tmp_path, *warm_up, *text)).splitlines()[1:3] == [
-        "critic: the first 5 steps train it alone, fewer once 4 steps in a row explain no more of the returns; passes"
-        " over their responses: 2",
+    plan = batch_plan(load(tmp_path, *warm_up, *text, "critic.ppo_mini_batch_size=4"))
+    assert plan.splitlines()[1:3] == [
+        "critic: the first 5 steps train it alone, fewer once 4 steps in a row explain no more of the returns, in 2"
+        " epochs = 4 optimizer steps each",
         "critic: it alone reads '{ground_truth}', filled in, before a prompt: at most 9 tokens",
     ]
 

@@ -49,11 +49,13 @@ def leave_run(
     speed: float = 1.0,
     num_steps: int = 3,
     checked_steps: Container[int] = range(1000),
+    warm_up_steps: Container[int] = (),
     **changes: Any,
 ) -> Path:
     """Leaves the folder of a serial run with a reference on the actor, whose first step was slow.
 
     Only `checked_steps` compute old log-probs. A rollout group loads weights for 1 s, and the actor publishes for 1 s.
+    In `warm_up_steps` the critic learns for four times as long, and the actor's update takes no time.
     """
     one_thread = {"services__actor__threads": 1, "services__critic__threads": 1}
     settings = {"run__schedule": "serial", "algorithm__use_kl_in_reward": True, "actor__model": model}
@@ -69,11 +71,13 @@ def leave_run(
         for pool, name, seconds in calls:
             if name == "old_log_prob" and step not in checked_steps:
                 continue
-            ended_s = now_s + seconds / speed * (2.0 if step == 1 else 1.0)
+            warm_up = {"update_actor": 0.0, "update_critic": 4.0} if step in warm_up_steps else {}
+            ended_s = now_s + warm_up.get(name, 1.0) * seconds / speed * (2.0 if step == 1 else 1.0)
             trace.add([Span(pool, name, step, now_s, ended_s)])
             now_s = ended_s
         now_s += 1.0
-        lines.write(step, {"timing_s/step": now_s - started_s})
+        learned = {} if step in warm_up_steps else {"actor/lr": 1e-6}
+        lines.write(step, {"timing_s/step": now_s - started_s, **learned})
     return run_dir
 
 
@@ -98,6 +102,21 @@ def test_a_phase_that_most_steps_lack_takes_no_time_in_the_median_step(tmp_path:
     assert "old_log_prob" not in measured.phase_s
     plans = make_plans([measured], None)
     assert plans.fitted_s == pytest.approx(24.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("until", [None, {"patience": 1}])
+def test_steps_of_the_critics_warm_up_are_left_out_if_others_follow(
+    tmp_path: Path, model: str, until: dict[str, Any] | None
+) -> None:
+    keys = {"critic__warmup_steps": 4 if until is None else 9, "critic__warmup_epochs": 4, "critic__warmup_until": until}
+    run = leave_run(tmp_path / "run", model, num_steps=6, warm_up_steps=range(5), **keys)
+    measured = read_measurement(run)
+    assert (measured.num_steps, measured.step_s) == (2, pytest.approx(26.0))
+    assert measured.phase_s["update_critic"] == pytest.approx(6.0, abs=1e-4)
+
+    alone = read_measurement(leave_run(tmp_path / "alone", model, num_steps=3, warm_up_steps=range(5), **keys))
+    assert (alone.num_steps, alone.step_s) == (2, pytest.approx(38.0))
+    assert "update_actor" not in alone.phase_s
 
 
 @pytest.mark.promise("a plan")
