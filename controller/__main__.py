@@ -21,6 +21,7 @@ from splitppo.our_commands import missing_package
 try:
     from splitppo.config import Config, ConfigError, load_config
     from splitppo.config.batch_plan import batch_plan
+    from splitppo.config.idle_policy import idle_policy
     from splitppo.config.phase_plan import phase_plan
     from splitppo.config.precision import fp32_on_gpus
     from splitppo.config.threads import crowding
@@ -141,7 +142,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = shown_config(config, with_defaults=with_defaults)
     sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{tried}{run}\n{memory}\n")
-    if warning := fp32_on_gpus(config):
+    for warning in filter(None, (fp32_on_gpus(config), idle_policy(config))):
         sys.stderr.write(f"warning: {warning}\n")
     check_devices(config, gpus)  # after the plan, which is of use also on a machine that is not to run it
     return 0

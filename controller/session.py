@@ -46,6 +46,7 @@ from rewards.manager import RewardManager
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError
 from splitppo.config.batch_plan import batch_plan
+from splitppo.config.idle_policy import idle_policy
 from splitppo.config.precision import fp32_on_gpus
 from splitppo.config.threads import crowding
 from splitppo.logs import FILE_ONLY
@@ -210,7 +211,8 @@ class Session:
         self._display.start(batch_plan(config), config, step=step)
         gpus = visible_gpus(config)
         misfit = memory_plan(config, gpus, host_memory().total).misfit if gpus else None  # an estimate ends no run
-        for warning in filter(None, (crowding(config, permitted_cores()), fp32_on_gpus(config), misfit)):
+        crowded = crowding(config, permitted_cores())
+        for warning in filter(None, (crowded, fp32_on_gpus(config), idle_policy(config), misfit)):
             log.warning("%s", warning)
 
     def _completed_summary(self) -> Summary | None:

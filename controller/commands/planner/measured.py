@@ -143,7 +143,7 @@ def measurement_of(
 
 
 def _steady(lines: Sequence[Mapping[str, Any]], config: Config) -> Sequence[Mapping[str, Any]]:
-    """Returns the lines of a block of steps without the first one and without the critic's warm-up; see `measurement_of`.
+    """Returns the lines of a block of steps, without the first and without the critic's warm-up; see `measurement_of`.
 
     The warm-up may end before `critic.warmup_steps` (`critic.warmup_until`); then steps that train the policy tell it.
     """

@@ -391,6 +391,15 @@ def test_check_warns_of_models_that_compute_in_fp32_on_gpus(
     assert capsys.readouterr().err == ""
 
 
+def test_check_warns_of_a_run_in_which_the_critic_alone_learns(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(config_file, "run.total_steps=2", "critic.warmup_steps=2") == 0
+    printed = capsys.readouterr().err
+    assert printed.startswith("warning: critic.warmup_steps (2) covers all 2 steps of the run")
+    assert printed.count("\n") == 1
+
+
 def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(config_file, "services.actor.threads=9999") == 0
     printed = capsys.readouterr().err

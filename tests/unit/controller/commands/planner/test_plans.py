@@ -108,7 +108,11 @@ def test_a_phase_that_most_steps_lack_takes_no_time_in_the_median_step(tmp_path:
 def test_steps_of_the_critics_warm_up_are_left_out_if_others_follow(
     tmp_path: Path, model: str, until: dict[str, Any] | None
 ) -> None:
-    keys = {"critic__warmup_steps": 4 if until is None else 9, "critic__warmup_epochs": 4, "critic__warmup_until": until}
+    keys = {
+        "critic__warmup_steps": 4 if until is None else 9,
+        "critic__warmup_epochs": 4,
+        "critic__warmup_until": until,
+    }
     run = leave_run(tmp_path / "run", model, num_steps=6, warm_up_steps=range(5), **keys)
     measured = read_measurement(run)
     assert (measured.num_steps, measured.step_s) == (2, pytest.approx(26.0))
