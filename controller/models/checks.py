@@ -18,11 +18,12 @@ from controller.models.shape import (
     is_output_layer_tied,
     linear_layers,
     loaded_weights,
+    read_shapes_in,
     read_tensor_shapes,
 )
 from controller.models.tied_weights import check_tied_weights
 from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
-from splitppo.config.adapter_files import check_adapter
+from splitppo.config.adapter_files import ADAPTER_WEIGHTS, NAME_PREFIX, check_adapter
 from splitppo.config.attention_heads import check_heads
 from splitppo.config.frozen_weights import frozen_names, refuse_all_frozen
 from splitppo.config.rope import rope_switch
@@ -95,19 +96,26 @@ def _check_freeze(model: TrainedModelConfig, role: TrainedRoleName) -> None:
     shapes = read_tensor_shapes(folder, f"{role}.model")
     is_tied = kind == "policy" and is_output_layer_tied(read_description(model.model, f"{role}.model"), shapes)
     names = {*loaded_weights(shapes, kind, is_tied=is_tied)}
-    has_head = kind == "value" and has_value_head(names)
     aliases = {TIED_OUTPUT_LAYER} if is_tied and not model.lora_rank else set()
-    owner = model.model
     if model.lora_rank:
-        heads = {name for name in names if has_head and has_value_head([name])}
-        names = {*adapter_sizes(linear_layers(shapes), model)} | heads
-        owner = f"the adapters of {model.model}"
-    if model.lora_rank and not names:
-        return  # the group tells which layers have adapters
+        adapters = {*adapter_sizes(linear_layers(shapes), model)}
+        if not adapters:
+            return  # the group tells which layers have adapters
+        names = adapters | {name for name in names | _names_in_adapter(model, role) if has_value_head([name])}
     with config_errors(ValueError):
-        frozen = frozen_names(model.freeze, names | aliases, f"{role}.freeze", owner)
-        if frozen.issuperset(names) and (kind == "policy" or has_head):
-            raise refuse_all_frozen(f"{role}.freeze", owner)
+        frozen = frozen_names(model, names | aliases, role)
+        if frozen.issuperset(names) and (kind == "policy" or has_value_head(names)):
+            raise refuse_all_frozen(model, role)
+
+
+def _names_in_adapter(model: TrainedModelConfig, role: TrainedRoleName) -> set[str]:
+    """Returns the names of the weights in the adapter that training begins with; none without `lora_adapter_path`."""
+    if model.lora_adapter_path is None:
+        return set()
+    key = f"{role}.lora_adapter_path"
+    with config_errors(ValueError, before=f"{key}: "):
+        shapes = read_shapes_in(model_folder(model.lora_adapter_path, key) / ADAPTER_WEIGHTS)
+    return {name.removeprefix(NAME_PREFIX) for name in shapes}
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:

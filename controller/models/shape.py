@@ -198,11 +198,11 @@ def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     with config_errors(ValueError, before=f"{key}: "):
         for file in weight_files(folder):
-            shapes.update(_shapes_in(file))
+            shapes.update(read_shapes_in(file))
     return shapes
 
 
-def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
+def read_shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
     """Reads the tensor shapes in a safetensors file; ValueError if the header is unreadable or the file cut short."""
     try:
         with safe_open(file, framework="numpy") as tensors:  # type: ignore[no-untyped-call]

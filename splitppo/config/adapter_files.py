@@ -10,6 +10,7 @@ from splitppo.config.sections.models import TrainedModelConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+NAME_PREFIX = "base_model.model."  # of each weight in peft's files
 
 # Fields of peft's LoraConfig that make the adapter another function of its weights, or give it other weights.
 _UNSUPPORTED = (

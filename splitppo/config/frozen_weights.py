@@ -2,31 +2,48 @@
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
+
+from splitppo.config.sections.models import TrainedModelConfig
 
 _WORD = re.compile(r"[A-Za-z]\w+")
 
 
-def frozen_names(patterns: Sequence[str], names: Collection[str], key: str, model: str) -> set[str]:
-    """Returns the names in which one of the patterns is found (`re.search`).
+def frozen_names(config: TrainedModelConfig, names: Collection[str], role: str) -> set[str]:
+    """Returns the names in which one of the patterns of `config.freeze` is found (`re.search`).
 
-    `key` is the configuration key that has the patterns; `model` says whose weights the names are, for errors.
+    `names` are those of the weights that learn without the key. `role` is the section of the configuration.
 
     Raises:
-        ValueError: a pattern is found in no name.
+        ValueError: a pattern is found in no name, or B of a new adapter would be frozen, which is 0.
     """
     frozen: set[str] = set()
-    for pattern in patterns:
+    for pattern in config.freeze:
         found = {name for name in names if re.search(pattern, name)}
         if not found:
-            raise ValueError(f"{key}: {pattern} matches no weight of {model}; {_nearest(pattern, names)}")
+            raise ValueError(
+                f"{role}.freeze: {pattern} matches no weight of {_owner(config)}; {_nearest(pattern, names)}"
+            )
         frozen |= found
+    zeros = sorted(name for name in frozen if name.endswith(".lora_B.weight"))
+    if zeros and config.lora_adapter_path is None:
+        raise ValueError(
+            f"{role}.freeze freezes {zeros[0]}, which is 0 in a new adapter: it would never change anything;"
+            f" {role}.exclude_modules leaves adapters out"
+        )
     return frozen
 
 
-def refuse_all_frozen(key: str, model: str) -> ValueError:
-    """Makes the error for patterns that leave no weight that learns."""
-    return ValueError(f"{key} freezes all weights of {model}: nothing would learn; leave some out of it")
+def refuse_all_frozen(config: TrainedModelConfig, role: str) -> ValueError:
+    """Makes the error for patterns of `config.freeze` that leave no weight that learns."""
+    return ValueError(
+        f"{role}.freeze freezes all weights of {_owner(config)}: nothing would learn; leave some out of it"
+    )
+
+
+def _owner(config: TrainedModelConfig) -> str:
+    """Says whose weights `freeze` names."""
+    return f"the adapters of {config.model}" if config.lora_rank else config.model
 
 
 def _nearest(pattern: str, names: Iterable[str]) -> str:

@@ -22,14 +22,13 @@ from services.engine import parallel
 from services.engine.model.linear import use_onednn
 from services.engine.model.weight_files import StoredTensor, fill, open_file
 from splitppo.config import TrainedModelConfig
-from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_adapter
+from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NAME_PREFIX, check_adapter
 from splitppo.model_folder import local_folder
 
 log = logging.getLogger(__name__)
 
 HEADS = ("score", "classifier")
 _NAME = "default"  # peft's name of the only adapter
-_PREFIX = "base_model.model."  # of the names in peft's files
 
 
 def inject(model: Any, config: TrainedModelConfig, *, kind: str) -> None:
@@ -220,9 +219,8 @@ def fill_adapters(model: nn.Module, config: TrainedModelConfig, *, kind: str, se
     weights = saved_parameters(model)
     adapters = {name: weight for name, weight in weights.items() if _is_adapter(name)}
     if config.lora_adapter_path is not None:
-        key = "actor" if kind == "policy" else "critic"
-        for name, stored in _open_adapter(config, key, weights).items():
-            fill(weights[name], f"{key}.lora_adapter_path: {name}", stored)
+        for name, stored in _open_adapter(config, kind, weights).items():
+            fill(weights[name], f"{_role(kind)}.lora_adapter_path: {name}", stored)
         return
     for name, weight in adapters.items():
         values = torch.zeros(weight.shape)
@@ -233,15 +231,35 @@ def fill_adapters(model: nn.Module, config: TrainedModelConfig, *, kind: str, se
         fill(weight, name, values)
 
 
-def _open_adapter(config: TrainedModelConfig, key: str, weights: Mapping[str, Any]) -> dict[str, StoredTensor]:
+def names_in_adapter(config: TrainedModelConfig, kind: str) -> set[str]:
+    """Returns the names, as in `saved_parameters`, of the weights of `lora_adapter_path`; none without this key.
+
+    Raises:
+        ValueError: the adapter cannot be used; one sentence.
+    """
+    return set() if config.lora_adapter_path is None else {*_stored_adapter(config, kind)}
+
+
+def _role(kind: str) -> str:
+    return "actor" if kind == "policy" else "critic"
+
+
+def _stored_adapter(config: TrainedModelConfig, kind: str) -> dict[str, StoredTensor]:
     """Opens the adapter that training begins with: its tensors (and those of a value head) by our names."""
     assert config.lora_adapter_path is not None
     folder = local_folder(config.lora_adapter_path, (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
-    check_adapter(folder, key, config)
+    check_adapter(folder, _role(kind), config)
+    file = folder / ADAPTER_WEIGHTS
     try:
-        stored = {name.removeprefix(_PREFIX): tensor for name, tensor in open_file(folder / ADAPTER_WEIGHTS).items()}
+        return {name.removeprefix(NAME_PREFIX): tensor for name, tensor in open_file(file).items()}
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{key}.lora_adapter_path: cannot read {folder / ADAPTER_WEIGHTS}: {error}") from error
+        raise ValueError(f"{_role(kind)}.lora_adapter_path: cannot read {file}: {error}") from error
+
+
+def _open_adapter(config: TrainedModelConfig, kind: str, weights: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Opens the adapter that training begins with, as `_stored_adapter`, and checks that it is one of these weights."""
+    key = _role(kind)
+    stored = _stored_adapter(config, kind)
     if different := {*filter(_is_adapter, stored)} ^ {*filter(_is_adapter, weights)}:
         has = ", ".join(sorted({name.split(".")[-3] for name in stored if _is_adapter(name)}))
         raise ValueError(
@@ -249,7 +267,9 @@ def _open_adapter(config: TrainedModelConfig, key: str, weights: Mapping[str, An
             f" set target_modules to the layers of the adapter ([{has}])"
         )
     if unknown := stored.keys() - weights.keys():
-        raise ValueError(f"{key}.lora_adapter_path: {folder} holds {min(unknown)!r}, which is not supported")
+        raise ValueError(
+            f"{key}.lora_adapter_path: {config.lora_adapter_path} holds {min(unknown)!r}, which is not supported"
+        )
     return stored
 
 
@@ -260,4 +280,4 @@ def describe_adapters(model: Any) -> tuple[float, Any]:
 
 def peft_name(name: str) -> str:
     """Returns the name that a weight of `saved_parameters` has in peft's files."""
-    return f"{_PREFIX}{name}"
+    return f"{NAME_PREFIX}{name}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.engine.model.adapters import base_parameters, saved_parameters
+from services.engine.model.adapters import base_parameters, names_in_adapter, saved_parameters
 from services.engine.model.loading import resolve_folder, unusable
 from services.engine.model.weights import UNREADABLE, Kind, names_in_files
 from splitppo.config import TrainedModelConfig
@@ -21,11 +21,10 @@ def freeze_weights(model: Any, config: TrainedModelConfig, kind: Kind) -> None:
     """
     if not config.freeze:
         return
-    key = "actor.freeze" if kind == "policy" else "critic.freeze"
+    role = "actor" if kind == "policy" else "critic"
     names = _names_by_weight(model, config, kind)
-    owner = f"the adapters of {config.model}" if config.lora_rank else config.model
     every_name = {name for of_weight in names.values() for name in of_weight}
-    frozen = frozen_names(config.freeze, every_name, key, owner)
+    frozen = frozen_names(config, every_name, role)
     weights = saved_parameters(model)
     for weight, of_weight in names.items():
         found = frozen.intersection(of_weight)
@@ -34,17 +33,12 @@ def freeze_weights(model: Any, config: TrainedModelConfig, kind: Kind) -> None:
         if ".experts." in weight and len(found) < len(of_weight):
             learning = next(name for name in of_weight if name not in found)
             raise ValueError(
-                f"{key} freezes {min(found)} and not {learning}: both are parts of one weight here, {weight}, the"
-                " experts of a layer; expected patterns that match all of them or none"
-            )
-        if weight.endswith(".lora_B.weight") and config.lora_adapter_path is None:
-            raise ValueError(
-                f"{key} freezes {weight}, which is 0 in a new adapter: it would never change anything;"
-                f" {key.partition('.')[0]}.exclude_modules leaves adapters out"
+                f"{role}.freeze freezes {min(found)} and not {learning}: both are parts of one weight here, {weight},"
+                " the experts of a layer; expected patterns that match all of them or none"
             )
         weights[weight].requires_grad = False
     if not any(weight.requires_grad for weight in weights.values()):
-        raise refuse_all_frozen(key, owner)
+        raise refuse_all_frozen(config, role)
 
 
 def _names_by_weight(model: Any, config: TrainedModelConfig, kind: Kind) -> Mapping[str, Sequence[str]]:
@@ -53,9 +47,10 @@ def _names_by_weight(model: Any, config: TrainedModelConfig, kind: Kind) -> Mapp
         in_files = names_in_files(model, resolve_folder(config.model))
     except UNREADABLE as error:
         raise unusable(config.model, kind, error) from error
+    in_adapter = names_in_adapter(config, kind)
     base = base_parameters(model)
-    is_head_known = config.lora_adapter_path is not None
-    return {
-        name: (in_files[name] or ([name] if is_head_known else [])) if name in base else [name]
-        for name in saved_parameters(model)
-    }
+    names = {}
+    for name in saved_parameters(model):
+        is_known = name in in_adapter or name not in base
+        names[name] = [name] if is_known else in_files[name]
+    return names

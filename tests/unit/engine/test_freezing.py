@@ -212,6 +212,19 @@ def test_of_adapters_those_that_are_named_stay_as_they_are(models: Path, tmp_pat
         assert torch.equal(begun[name], ended[name]) == (".self_attn." in name), name
 
 
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_value_head_can_be_frozen_if_the_adapter_brings_it(models: Path, tmp_path: Path, has_head: bool) -> None:
+    saved = {"modules_to_save": ["score"]} if has_head else {"task_type": None}
+    adapter = save_adapter(tmp_path / "adapter", models / "value", "value", **saved)
+    options = {**OPTIONS, "lora_adapter_path": str(adapter), "freeze": ["lora_A", "^score"]}
+    if not has_head:
+        with pytest.raises(ValueError, match=r"^critic\.freeze: \^score matches no weight of the adapters of "):
+            make_engine(models / "policy", "value", **options)
+        return
+    learning = trained_parameters(make_engine(models / "policy", "value", **options).model)
+    assert all(".lora_B." in name for name in learning)
+
+
 def test_a_of_all_new_adapters_may_be_frozen(models: Path) -> None:
     engine = make_engine(models / "policy", freeze=["lora_A"], **OPTIONS)
     before = {name: weight.detach().clone() for name, weight in engine.model.named_parameters()}
@@ -252,7 +265,7 @@ def test_a_of_all_new_adapters_may_be_frozen(models: Path) -> None:
         (
             "policy",
             {"freeze": [ATTENTION], **OPTIONS},
-            "actor.freeze freezes model.layers.0.self_attn.q_proj.lora_B.weight, which is 0 in a new adapter: it would"
+            "actor.freeze freezes model.layers.0.self_attn.k_proj.lora_B.weight, which is 0 in a new adapter: it would"
             " never change anything; actor.exclude_modules leaves adapters out",
         ),
     ],

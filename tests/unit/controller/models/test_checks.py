@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,37 @@ def test_weights_that_freeze_does_not_find_or_all_are_refused_before_anything_st
         check_models(freeze("actor", "embed", "layers"))
     with pytest.raises(ConfigError, match=r"^actor\.freeze: embed_tokens matches no weight of the adapters of "):
         check_models(freeze("actor", "embed_tokens", actor__lora_rank=4))
+    zeros = "model.layers.0.self_attn.q_proj.lora_B.weight, which is 0 in a new adapter"
+    with pytest.raises(ConfigError, match=rf"^critic\.freeze freezes {re.escape(zeros)}: it would never change "):
+        check_models(freeze("critic", "self_attn", critic__lora_rank=4))
     with pytest.raises(
         ConfigError, match=r"actor\.freeze'?: expected regular expressions, got '\(' \(missing \), unterm"
     ):
         freeze("actor", "(")
+
+
+def test_freeze_may_name_what_an_adapter_brings(tmp_path: Path, make: Any) -> None:
+    folder = write_model(tmp_path / "value")
+    layer = "layers.0.mlp.up_proj"
+    save_file({f"model.{layer}.weight": np.ones((2, 2), np.float32)}, tmp_path / "value" / "model.safetensors")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    described = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "modules_to_save": ["score"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(described))
+    parts = [f"model.{layer}.lora_A.weight", f"model.{layer}.lora_B.weight"]
+
+    def freeze(*patterns: str, saved: tuple[str, ...]) -> Any:
+        weights = {f"base_model.model.{name}": np.ones((2, 2), np.float32) for name in (*parts, *saved)}
+        save_file(weights, adapter / "adapter_model.safetensors")
+        begun = {"lora_rank": 1, "lora_alpha": 1, "lora_adapter_path": str(adapter), "freeze": list(patterns)}
+        return make(critic__model=folder, **{f"critic__{key}": value for key, value in begun.items()})
+
+    check_models(freeze("lora_B", "score", saved=("score.weight",)))
+    check_models(freeze("lora", saved=()))  # the new head learns
+    with pytest.raises(ConfigError, match=r"^critic\.freeze: score matches no weight of the adapters of "):
+        check_models(freeze("score", saved=()))
+    with pytest.raises(ConfigError, match=r"^critic\.freeze freezes all weights of the adapters of "):
+        check_models(freeze("lora", "score", saved=("score.weight",)))
 
 
 @pytest.mark.parametrize("nested", [False, True])
