@@ -132,7 +132,10 @@ def _check(config: Config, *, with_defaults: bool) -> int:
 
     inputs = load_inputs(config)
     tried = asyncio.run(try_inputs(config, inputs))
-    config = inputs.with_last_step(RunFolder(config).check())
+    folder = RunFolder(config)
+    config = inputs.with_last_step(folder.check())
+    if not config.evaluation.val_only:
+        folder.check_rows(inputs.training_rows(config))
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
     gpus = visible_gpus(config)

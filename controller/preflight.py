@@ -21,6 +21,7 @@ from controller.memory.gpus import check_optimizer_offload
 from controller.models.checks import check_models
 from controller.ppo.advantages.registry import try_estimator
 from controller.run.folder import check_weights_folder
+from controller.run.training_rows import TrainingRows
 from controller.scoring.checks import check_scoring, try_reward_functions
 from controller.tracking.trackers.process import check_trackers
 from controller.validation.checks import check_validation_metrics, with_functions
@@ -51,6 +52,10 @@ class Inputs:
     def rows(self) -> tuple[PromptRow, ...]:
         """The rows of the data files that all prompts are made of."""
         return tuple(row for table in self.tables for row in table.rows)
+
+    def training_rows(self, config: Config) -> TrainingRows:
+        """Describes the rows of the training data, for a resume."""
+        return TrainingRows.of(config.data, self.prompts.table.rows)
 
     @property
     def data_sources(self) -> frozenset[str]:

@@ -181,6 +181,8 @@ class Session:
         if self._is_completed(inputs):
             self._folder.put_config_back()
             return
+        if not config.evaluation.val_only:
+            self._folder.keep_rows(inputs.training_rows(config))
         step_rollouts(config, inputs.prompts, point.rollouts)  # refuses stored rollouts before anything is changed
         self._say_what_starts(inputs, point.step)
         rewards = RewardManager(config.reward, inputs.scored_sources(config), self._folder.path / "judge.jsonl")
@@ -368,7 +370,7 @@ class Session:
         except TooFewSampleGroups as error:
             checkpoints = self._folder.checkpoints
             await run_watched(trainer.join(), self._groups.watch())
-            error.add_note(checkpoints.way_to_other_keys())
+            error.add_note(checkpoints.way_to_others("keys"))
             error.add_note(checkpoints.last_good())
             raise
         except EnvironmentsFailed:

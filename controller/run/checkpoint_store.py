@@ -108,10 +108,10 @@ class CheckpointStore:
         """Returns the step of the newest committed checkpoint, 0 if there is no checkpoint."""
         return max(self.steps(), default=0)
 
-    def way_to_other_keys(self) -> str:
-        """Returns the text that ends the error for changed keys of a resumed run: how to start a new run instead."""
+    def way_to_others(self, what: str) -> str:
+        """Returns the text that ends the error for changed keys or rows of a resumed run: how to start a new one."""
         start = f" run.resume={self.folder(step)}" if (step := self.latest_step()) else ""
-        return f"a resumed run keeps these keys, a new run may change them: run.dir=NEW{start}"
+        return f"a resumed run keeps these {what}, a new run may change them: run.dir=NEW{start}"
 
     def last_good(self) -> str:
         """Returns the text that ends an error message: the newest checkpoint, from which the run can be resumed."""

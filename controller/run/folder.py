@@ -16,7 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from pydantic import ValidationError
+
 from controller.run.checkpoint_store import CheckpointStore, named_step
+from controller.run.training_rows import ROWS_FILE, TrainingRows
 from controller.workers.clients import Caller
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, config_tree, dump_config
@@ -105,6 +108,7 @@ class RunFolder:
         self._published_by = [config]  # this start and the last one
         self.changes: list[str] = []
         self._config_before = b""
+        self._has_run = False  # a run with at least one step was in the folder before this start
         self.lease = Caller("", 0)
         self._lock = ExitStack()
 
@@ -200,10 +204,36 @@ class RunFolder:
         """
         self.config = self.resolve()
         stored = self._stored()
+        self._has_run = stored is not None
         if is_held(self.path):
             raise self._held_by_another()
         self._changes(stored, self._used(stored))
         return self.config
+
+    def check_rows(self, rows: TrainingRows) -> None:
+        """Checks that the run in the folder, if there is one, began with these training rows.
+
+        A run of a version that did not describe them may have any. Call `check`, or enter the context, before.
+
+        Raises:
+            ConfigError: it began with others.
+        """
+        file = self.path / ROWS_FILE
+        if not (self._has_run and file.exists()):
+            return
+        with config_errors(ValidationError, OSError, before=f"run.dir: cannot use {file}: "):
+            before = TrainingRows.model_validate_json(read_plain(file))
+        if changed := rows.changed_from(before):
+            raise ConfigError(
+                f"data.train_files: the run in {self.path} began with other rows of {changed}: put them back as they"
+                f" were; {self.checkpoints.way_to_others('rows')}"
+            )
+
+    def keep_rows(self, rows: TrainingRows) -> None:
+        """Checks the training rows as `check_rows`, and stores what later starts compare theirs with."""
+        self.check_rows(rows)
+        with self._errors_named():
+            write_atomically(self.path / ROWS_FILE, rows.model_dump_json(indent=1) + "\n")
 
     def _held_by_another(self) -> ConfigError:
         return ConfigError(f"run.dir: another controller is running in {self.path}")
@@ -221,6 +251,7 @@ class RunFolder:
     def _check_config(self) -> None:
         """Resolves `auto` and writes config.yaml; ConfigError if the folder has a run with another configuration."""
         stored = self._stored()
+        self._has_run = stored is not None
         used = self._used(stored)
         if stored is None and self.config.run.resume == "disable":  # a run that made no step may have recorded some
             shutil.rmtree(self.path / "episodes", ignore_errors=True)
@@ -260,7 +291,7 @@ class RunFolder:
     def _refuse_changed(self, lines: Mapping[str, str]) -> None:
         """Raises ConfigError if one of these keys may not have another value than in the folder."""
         if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
-            way = self.checkpoints.way_to_other_keys()
+            way = self.checkpoints.way_to_others("keys")
             raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
 
     def _checked(self, config: Config) -> Config:

@@ -201,6 +201,13 @@ ENTRIES = (
         "ranks",
     ),
     Entry(
+        ("training_rows.json",),
+        "for each training file the number of its rows, and a sha256 of what prompts and rewards are made of; a run"
+        " that [resumes](running.md#stopping-and-resuming) with other rows is refused",
+        "controller, at each start",
+        "controller when it resumes",
+    ),
+    Entry(
         ("controller.epoch",),
         "the id of the run, and the number of its starts; workers refuse calls of an earlier start",
         "controller, at each start",

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from controller.__main__ import main
+from controller.preflight import load_inputs
+from controller.run.folder import RunFolder
 from splitppo.config import load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
@@ -389,6 +391,22 @@ def test_check_warns_of_models_that_compute_in_fp32_on_gpus(
     assert printed.count("\n") == 1
     assert check(config_file, *on_gpu, "actor.dtype=bf16") == 0
     assert capsys.readouterr().err == ""
+
+
+def test_check_refuses_the_resume_of_a_run_with_other_training_rows(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(config_file)
+    with RunFolder(config) as folder:
+        folder.keep_rows(load_inputs(config).training_rows(config))
+        (config.run.dir / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert check(config_file) == 0
+    file = tmp_path / "train.jsonl"
+    file.write_text(file.read_text().replace('"ground_truth": "ab"', '"ground_truth": "ba"', 1))
+    capsys.readouterr()
+    assert check(config_file) == 2
+    began = f"the run in {config.run.dir} began with other rows of {file} (4 rows then, 4 now)"
+    assert began in capsys.readouterr().err
 
 
 def test_check_warns_of_a_run_in_which_the_critic_alone_learns(
