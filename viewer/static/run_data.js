@@ -18,6 +18,7 @@ export class RunData {
     this.wanted = new Set();
     this.recorded = null;
     this.wantsRecorded = false;
+    this.told = {}; // state, by the stream, since the facts were asked for
     this.waiting = Promise.resolve();
     this.ready = this.loadFacts().then(() => { if (over && this.facts) listen(this, over); });
   }
@@ -27,8 +28,19 @@ export class RunData {
     return { since: this.steps.at(-1) ?? -1, generation: this.facts.generation, events: (this.facts.events.at(-1)?.number ?? -1) + 1 };
   }
 
+  // What the stream tells while the server answers may be newer than the answer, and is told once: so it stays.
   async loadFacts() {
-    Object.assign(this, await get(`runs/${this.number}`).then((facts) => ({ facts, error: null }), (error) => ({ error: error.message })));
+    const first = this.facts ? this.position().events : 0;
+    this.told = {};
+    try {
+      const facts = await get(`runs/${this.number}`);
+      const last = facts.events.at(-1)?.number ?? -1;
+      const later = (this.facts?.events ?? []).filter((event) => event.number >= Math.max(first, last + 1));
+      this.facts = { ...facts, ...this.told, events: [...facts.events, ...later] };
+      this.error = null;
+    } catch (error) {
+      this.error = error.message;
+    }
     this.changed();
   }
 
@@ -72,7 +84,10 @@ export class RunData {
   }
 
   on(name, value) {
-    if (name === "state") this.facts = { ...this.facts, ...value };
+    if (name === "state") {
+      this.told = value;
+      this.facts = { ...this.facts, ...value };
+    }
     const news = value.events?.filter((event) => event.number >= this.position().events);
     if (name === "happened") this.facts = { ...this.facts, events: [...this.facts.events, ...news] };
     if (name === "steps" && value.last > this.wentBackTo) this.notice = null;

@@ -15,6 +15,18 @@ pytestmark = pytest.mark.browser
 SMALL = Shape(steps=3, prompts=2, samples=2)
 STEPS = "return document.querySelector('[data-card=\"critic/score/mean\"] figcaption .dim')?.textContent"
 
+NUM_FACTS = r"return performance.getEntriesByType('resource').filter(({ name }) => /runs\/\d+$/.test(name)).length"
+# The answer of facts that is asked for next waits in the browser until it is let go.
+HOLD_FACTS = r"""
+window.held = [];
+const ask = window.fetch;
+window.fetch = async (address, ...others) => {
+  const answer = await ask(address, ...others);
+  if (/runs\/\d+$/.test(address) && !held.length) await new Promise((letGo) => held.push(letGo));
+  return answer;
+};
+"""
+
 
 @pytest.fixture
 def live(tmp_path: Path) -> Path:
@@ -41,6 +53,22 @@ def test_a_new_step_a_new_phase_and_a_new_event_come_by_themselves(page: Page, l
     page.until_shown("critic rank 1 at step 4 in Update: rank 1 was killed")
 
 
+def test_what_a_page_is_told_while_an_older_answer_is_on_its_way_stays(page: Page, live: Path) -> None:
+    page.until(lambda: page.script(NUM_FACTS) == 2, "the facts, and those after the first event")
+    page.script(HOLD_FACTS)
+    with (live / "metrics.jsonl").open("a") as file:  # of the files of a step this one alone: it makes one event
+        file.write('{"step": 4, "critic/score/mean": 0.5}\n')
+    page.until(lambda: page.script("return window.held.length"), "an answer that is held back")
+    write_live(live, step=3, total=9, phase="ended")
+    add_event(live, {"kind": "group_lost", "role": "critic", "rank": 1, "cause": "rank 1 was killed"}, step=4)
+    page.until(lambda: page.one("header .state").text == "ended", "the end")
+    page.until_shown("critic rank 1 at step 4")
+    page.script("window.held.forEach((letGo) => letGo())")
+    page.until(lambda: page.script(STEPS) == "step 4", "step 4")
+    assert page.one("header .state").text == "ended"
+    assert page.text().count("critic rank 1 at step 4") == 1
+
+
 def test_a_run_that_goes_back_takes_the_page_with_it(page: Page, live: Path) -> None:
     go_back(live, 1)
     page.until_shown("The run went back to step 1.")
@@ -65,8 +93,8 @@ def test_recorded_steps_that_go_later_than_their_lines_leave_the_page_too(page: 
 
 
 def test_a_controller_without_a_heartbeat_is_quiet_and_a_dead_one_is_gone(page: Page, live: Path) -> None:
-    write_live(live, step=3, total=9, phase="training", age_s=40)
-    page.until_shown("quiet for 4")
+    write_live(live, step=3, total=9, phase="training", age_s=9_000)
+    page.until_shown("quiet for 2.5 h")
     write_live(live, step=3, total=9, phase="training", pid_started=1)
     page.until_shown("is gone")
 
