@@ -21,9 +21,9 @@ from pydantic.fields import FieldInfo
 from splitppo.config import Config
 from splitppo.run_folder.metrics import FIGURES, METRICS
 from tools.from_verl_page import KEY_PAGES, from_verl_keys_page, from_verl_page
+from tools.page_tables import DOCS
 from tools.run_folder_page import run_folder_page
-
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+from tools.running_page import running_page
 
 
 def metrics_page() -> str:
@@ -219,6 +219,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     **{page: partial(from_verl_keys_page, page) for page in KEY_PAGES},
     "metrics": metrics_page,
     "run-folder": run_folder_page,
+    "running": running_page,
 }
 
 

@@ -127,7 +127,7 @@ ENTRIES = (
         ("rollouts/critic/N.jsonl",),
         "the texts that the critic alone has read of responses of step N whose tokens are recorded"
         " ([privileged()](environments.md#what-the-critic-alone-may-know)); no other file has them",
-        "controller's record, with `critic.privileged_prompt` and `tracking.rollouts`; a way back removes files",
+        "controller's record, with `critic.privileged_prompt` and `tracking.rollouts.enable`; a way back removes files",
         "viewer",
     ),
     Entry(
