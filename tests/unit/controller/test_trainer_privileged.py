@@ -57,14 +57,17 @@ async def test_only_the_critics_group_gets_it(tmp_path: Path, schedule: Schedule
         {"rollout__stream_groups": 2},
         {"rollout__staleness": 1, "algorithm__rollout_correction": {"rollout_is": "token", "bypass_mode": False}},
         {"algorithm__filter_groups__enable": True, "algorithm__filter_groups__metric": "score"},
+        {"rollout__max_step_tokens": 1, "algorithm__rollout_correction": {"rollout_is": "token", "bypass_mode": False}},
     ],
-    ids=["parts", "ahead", "dynamic sampling"],
+    ids=["parts", "ahead", "dynamic sampling", "partial"],
 )
 async def test_each_response_has_the_text_of_its_own_row(tmp_path: Path, changes: dict[str, Any]) -> None:
     run, texts = await privileged_run(tmp_path, tracking__dump_rollouts=True, **changes)
     for step in (1, 2):
-        sent = await run.critic.get_batch(Slot(kind=SLOT_KIND_EXPERIENCE, step=step), [PRIVILEGED, "returns"])
+        columns = [PRIVILEGED, "responses", "returns"]
+        sent = await run.critic.get_batch(Slot(kind=SLOT_KIND_EXPERIENCE, step=step), columns)
         dumped = [json.loads(line) for line in (tmp_path / f"run/rollouts/train/{step}.jsonl").open()]
         shown = [texts.tokenizer.decode(tokens.tolist()) for tokens in sent[PRIVILEGED].rows()]
         assert shown == [one["ground_truth"] for one in dumped]
         assert len(set(shown)) > 1
+        assert sent["responses"].lengths.tolist() == sent["returns"].lengths.tolist()
