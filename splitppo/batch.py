@@ -74,6 +74,11 @@ class Column:
         positions = np.arange(num_values) + np.repeat(shifts, lengths)
         return Column(self.values[positions], lengths)
 
+    def followed_by(self, other: "Column") -> "Column":
+        """Returns a column in which each row has the values of this column's row, then those of the other's row."""
+        parts = [row for rows in zip(self.rows(), other.rows(), strict=True) for row in rows]
+        return Column(np.concatenate([self.values[:0], *parts]), self.lengths + other.lengths)
+
     def between(self, start: int, stop: int) -> "Column":
         """Returns a column with the rows from `start` to before `stop`, as a view without copying."""
         first = int(self.lengths[:start].sum(dtype=np.int64))

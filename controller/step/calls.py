@@ -40,9 +40,8 @@ class StepCalls:
         self._greedy = SampledRollouts.greedy(step, rollouts.prompts) if needs_greedy else None
         self._sampled_last: PendingRollouts = self._greedy or rollouts
         self._sent_rows: defaultdict[str, RowsSentOnce] = defaultdict(RowsSentOnce)  # by role
-        self._sent_rows["critic"] = RowsSentOnce(
-            step.privileged
-        )  # no other group gets what the value model alone reads
+        # No other group gets what the value model alone reads.
+        self._sent_rows["critic"] = RowsSentOnce(step.privileged)
 
     async def greedy_scores(self) -> Float32s | None:
         """Samples and scores a greedy response to each prompt; returns the scores, [P], without any penalty for length.

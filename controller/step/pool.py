@@ -142,14 +142,15 @@ class RolloutPool:
         after = before.merge(sampled.select(["responses", "rollout_log_probs"]))
         num_new = after["responses"].lengths - before["responses"].lengths
         runs = np.stack([np.full(len(rows), version), num_new], axis=1).astype(np.int64)
-        new_runs = [np.concatenate(both) for both in zip(self.versions.take(rows).rows(), runs, strict=True)]
+        new_runs = Column(runs.reshape(-1), np.full(len(rows), 2, np.int32))
+        versions = self.versions.take(rows).followed_by(new_runs)
         unfinished = self.unfinished.copy()
         unfinished[rows] = sampled["unfinished"].values.astype(np.bool_)
         return replace(
             self,
             rollouts=concatenate([self.rollouts, after]).take(order),
             unfinished=unfinished,
-            versions=_joined(self.versions, Column.from_rows(new_runs, np.dtype(np.int64))).take(order),
+            versions=_joined(self.versions, versions).take(order),
         )
 
     def token_versions(self) -> Column:
@@ -229,4 +230,5 @@ class UnlearnedPrompts:
 
 
 def _joined(first: Column, second: Column) -> Column:
+    """Returns a column with the rows of `first`, then those of `second`."""
     return Column(np.concatenate([first.values, second.values]), np.concatenate([first.lengths, second.lengths]))

@@ -58,11 +58,8 @@ class StepUpdates:
             await critic.put_batch(self.slot, experience.critic_columns)
 
         config = self.step.config
-        update = partial(
-            critic.update,
-            total_steps=config.run.total_steps or 0,
-            num_epochs=config.critic.warmup_epochs or 0 if self.step.is_warm_up else 0,
-        )
+        num_epochs = config.critic.warmup_epochs if self.step.is_warm_up else None
+        update = partial(critic.update, total_steps=config.run.total_steps or 0, num_epochs=num_epochs or 0)
         await self._update(critic, send, update)
 
     async def _send_to_actor(self, experience: Experience) -> None:

@@ -124,14 +124,13 @@ def _check_rollout(config: Config) -> None:
             f" have nothing to sample; set rollout.share to 0, or to 1/{drawn} or more"
         )
     # All responses that are generated together must fit into one batch of the wire. Partial rollouts are those of at
-    # most two batches.
-    num_batches = 1 if config.rollout.max_step_tokens is None else 2
-    for key, num_prompts, samples_key, num_samples in (
-        ("data.train_batch_size", prompts, "rollout.n", config.rollout.n),
-        (config.data.draw_key, config.data.draw_size, "rollout.n", config.rollout.n),
-        ("evaluation.batch_size", config.evaluation.batch_size, "evaluation.n", config.evaluation.n),
+    # most two steps.
+    most_of_training = MAX_BATCH_ROWS if config.rollout.max_step_tokens is None else MAX_BATCH_ROWS // 2
+    for key, num_prompts, samples_key, num_samples, most in (
+        ("data.train_batch_size", prompts, "rollout.n", config.rollout.n, most_of_training),
+        (config.data.draw_key, config.data.draw_size, "rollout.n", config.rollout.n, most_of_training),
+        ("evaluation.batch_size", config.evaluation.batch_size, "evaluation.n", config.evaluation.n, MAX_BATCH_ROWS),
     ):
-        most = MAX_BATCH_ROWS // (num_batches if key.startswith("data") else 1)
         if num_prompts * num_samples > most:
             raise ConfigError(
                 f"{key} ({num_prompts}) times {samples_key} ({num_samples}) must not exceed {most} responses;"

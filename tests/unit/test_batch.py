@@ -74,6 +74,14 @@ def test_taking_rows_reorders_repeats_and_drops() -> None:
 # Batches.
 
 
+def test_rows_may_go_on_with_those_of_another_column() -> None:
+    first = Column.from_rows([[1], [], [2, 3]], np.dtype(np.int64))
+    second = Column.from_rows([[4, 5], [6], []], np.dtype(np.int64))
+    assert [row.tolist() for row in first.followed_by(second).rows()] == [[1, 4, 5], [6], [2, 3]]
+    none = Column.from_rows([], np.dtype(np.int32))
+    assert none.followed_by(none).values.dtype == np.int32
+
+
 def test_a_batch_of_lists_has_the_dtypes_of_the_table() -> None:
     batch = Batch.from_rows(**{name: [[1]] for name in COLUMNS})
 

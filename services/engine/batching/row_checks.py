@@ -151,7 +151,10 @@ def with_known_ids(batch: Batch, model: Any, num_policy_ids: float) -> Batch:
     row = int(np.searchsorted(column.offsets, index, side="right")) - 1
     log.warning(
         "%d sampled ids are none of this critic, such as %d in row %d: it reads them as its last, %d",
-        *(np.count_nonzero(unknown), column.values[index], row, last),
+        np.count_nonzero(unknown),
+        column.values[index],
+        row,
+        last,
     )
     known = np.where(unknown, last, column.values).astype(column.values.dtype)
     return batch.merge(Batch(batch.num_rows, {"responses": Column(known, column.lengths)}))

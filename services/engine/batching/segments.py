@@ -54,7 +54,7 @@ class SegmentRows:
         if len(segments.rows) > batch.num_rows:
             columns = _divided(columns, segments, first_tokens)
         if "privileged_tokens" in batch:
-            columns["prompts"] = _joined(batch["privileged_tokens"].take(segments.rows), columns["prompts"])
+            columns["prompts"] = batch["privileged_tokens"].take(segments.rows).followed_by(columns["prompts"])
         return cls(Batch(len(segments.rows), columns, trusted=True), segments.rows, first_tokens, responses.lengths)
 
     def put_back(self, column: Column, rows: NDArray[np.bool_] | None = None) -> Column:
@@ -94,12 +94,6 @@ def _divided(columns: Mapping[str, Column], segments: Segments, first_tokens: Ar
     divided["prompts"] = _contexts(columns["prompts"], responses, segments, first_tokens)
     divided["segment_of"] = Column(segments.rows.astype(np.int32), np.ones(len(segments.rows), np.int32))
     return divided
-
-
-def _joined(first: Column, second: Column) -> Column:
-    """Returns a column in which each row has the values of the row of `first`, then those of the row of `second`."""
-    parts = [row for rows in zip(first.rows(), second.rows(), strict=True) for row in rows]
-    return Column(np.concatenate([second.values[:0], *parts]), first.lengths + second.lengths)
 
 
 def _tokens_between(column: Column, starts: Array, ends: Array, num_tokens: int) -> Column:

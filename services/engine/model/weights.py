@@ -92,8 +92,9 @@ def names_in_files(model: Any, folder: Path) -> dict[str, list[str]]:
         for name in names:
             candidates = [in_files.names(candidate, num_experts) for candidate in _candidates([name], model)]
             own = next((some for some in candidates if not stored.isdisjoint(some)), candidates[0])
-            is_new = stored.isdisjoint(own) and name.startswith(HEADS)
-            of_names += [] if is_new else own
+            is_new_head = stored.isdisjoint(own) and name.startswith(HEADS)
+            if not is_new_head:
+                of_names += own
         found[names[0]] = of_names
     return found
 
