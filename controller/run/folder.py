@@ -225,8 +225,8 @@ class RunFolder:
             before = TrainingRows.model_validate_json(read_plain(file))
         if changed := rows.changed_from(before):
             raise ConfigError(
-                f"data.train_files: the run in {self.path} began with other rows of {changed}: put them back as they"
-                f" were; {self.checkpoints.way_to_others('rows')}"
+                f"run.dir: {self.path} belongs to a run with other rows of {changed}: put them back as they were;"
+                f" {self.checkpoints.way_to_others('rows')}"
             )
 
     def keep_rows(self, rows: TrainingRows) -> None:

@@ -405,7 +405,7 @@ def test_check_refuses_the_resume_of_a_run_with_other_training_rows(
     file.write_text(file.read_text().replace('"ground_truth": "ab"', '"ground_truth": "ba"', 1))
     capsys.readouterr()
     assert check(config_file) == 2
-    began = f"the run in {config.run.dir} began with other rows of {file} (4 rows then, 4 now)"
+    began = f"run.dir: {config.run.dir} belongs to a run with other rows of {file} (4 rows then, 4 now)"
     assert began in capsys.readouterr().err
 
 

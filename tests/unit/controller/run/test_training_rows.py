@@ -88,8 +88,8 @@ def test_a_resume_with_other_rows_is_refused_and_a_new_run_may_have_them(tmp_pat
     before = (run_dir / ROWS_FILE).read_bytes()
     other = described(tmp_path, ROWS[:2])
     sentence = (
-        f"data.train_files: the run in {run_dir} began with other rows of two.jsonl (1 rows then, 0 now): put them back"
-        " as they were; a resumed run keeps these rows, a new run may change them: run.dir=NEW"
+        f"run.dir: {run_dir} belongs to a run with other rows of two.jsonl (1 rows then, 0 now): put them back as they"
+        " were; a resumed run keeps these rows, a new run may change them: run.dir=NEW"
     )
     with pytest.raises(ConfigError) as refused:
         start(run_dir, other)
@@ -110,7 +110,7 @@ def test_a_run_without_a_step_and_one_of_an_older_version_take_any_rows_and_keep
     start(run_dir, described(tmp_path, ROWS[:2]))
     (run_dir / ROWS_FILE).unlink()
     start(run_dir, described(tmp_path))
-    with pytest.raises(ConfigError, match=r"began with other rows of two\.jsonl"):
+    with pytest.raises(ConfigError, match=r"belongs to a run with other rows of two\.jsonl"):
         start(run_dir, described(tmp_path, ROWS[:2]))
 
 
