@@ -17,7 +17,7 @@ ROWS_FILE = "training_rows.json"
 
 
 class RowsOfFile(BaseModel, frozen=True, extra="forbid"):
-    """What the prompts, rewards and order of a run take from a training file: its rows, in their order.
+    """The rows of a training file, in their order, as far as prompts and rewards of a run are made of them.
 
     Attributes:
         source: the file, or the user's class.
