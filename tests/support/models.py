@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,21 +43,27 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer with one token per character, and a chat template."""
+def save_tokenizer(
+    folder: Path,
+    *,
+    vocabulary: Sequence[str] = VOCABULARY,
+    more_special: Sequence[str] = (),
+    chat_template: str = CHAT_TEMPLATE,
+) -> None:
+    """Writes a tokenizer with one token per character, and a chat template; a model may have more special tokens."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens([*SPECIAL, *more_special])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": "<pad>",
         "eos_token": "<eos>",
         "unk_token": "<unk>",
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
