@@ -143,6 +143,8 @@ def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> I
             yield from shown(entry, f"{path}[{index}]", unprintable=unprintable)
     elif path.rpartition(".")[2] in unprintable:
         yield f"{path}: {len(value)} characters"
+    elif isinstance(value, bytes):
+        yield f"{path}: {len(value)} bytes"
     else:
         text = " ".join(str(value).split())
         yield f"{path}: {text if len(text) <= _MAX_SHOWN else f'{text[:_MAX_SHOWN]}...'}"

@@ -60,18 +60,15 @@ _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
         "searchR1_bamboogle",
     ),
     "rewards.scorers.hellaswag:compute_score": ("Rowan/hellaswag",),
+    "rewards.scorers.geo3k:compute_score": ("hiyouga/geometry3k",),
     CODE: ("apps", "code", "codecontests", "codeforces", "taco"),
     "rewards.scorers.sort_letters:compute_score": ("sort_letters",),
+    "rewards.scorers.read_digits:compute_score": ("read_digits",),
 }
 # The scorer of each data source, as "module:function".
 SCORERS: Mapping[str, str] = {source: place for place, sources in _DATA_SOURCES.items() for source in sources}
 
 _OWN_SCORER = "set reward.custom_function_path to a file with a compute_score function"
-# Data sources that verl scores and SplitPPO does not: the reason, and what to do instead.
-REFUSED: Mapping[str, str] = {
-    "hiyouga/geometry3k": "its problems are images, but models are trained on text alone; if you have"
-    f" the problems as text, {_OWN_SCORER}",
-}
 
 
 def covering(data_source: str, names: Collection[str]) -> str | None:
@@ -100,8 +97,6 @@ def scorer_name(data_source: str) -> str:
     """
     if name := covering(data_source, SCORERS):
         return name
-    if name := covering(data_source, REFUSED):
-        raise ValueError(f"no reward for data_source {data_source!r}: {REFUSED[name]}")
     by_lower_case = {name.lower(): name for name in SCORERS}
     nearest = get_close_matches(data_source.lower(), by_lower_case, n=1)
     hint = f"did you mean {by_lower_case[nearest[0]]!r}? " if nearest else ""

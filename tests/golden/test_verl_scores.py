@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rewards.registry import load_scorer
-from rewards.scorers import exact_match, math_dapo, numina
+from rewards.scorers import exact_match, geo3k, math_dapo, numina
 
 pytestmark = pytest.mark.promise("scorers")
 
@@ -124,3 +124,56 @@ def test_exact_match_says_which_ground_truth_it_needs(truth: object) -> None:
 )
 def test_numina_takes_the_last_box_or_what_the_answer_is(response: str, truth: str, score: float) -> None:
     assert numina.compute_score("numina_olympiads", response, truth) == score
+
+
+GEO3K_RESPONSE = "<think>The legs are equal.</think> The answer is {}."
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "is_right"),
+    [
+        ("12", "12", True),
+        ("12.0", "12", True),
+        ("1,200", "1200", True),
+        (r"5\sqrt{3}", r"5 \sqrt { 3 }", True),
+        (r"\sqrt{75}", r"5 \sqrt { 3 }", True),
+        ("8.66", r"5 \sqrt { 3 }", False),
+        (r"\frac{25}{2}", "12.5", True),
+        (r"2 \frac { 2 } { 9 }", r"\frac{20}{9}", True),
+        (r"42^\circ", "42", True),
+        (r"37.5\%", "37.5", True),
+        ("x = 12", "12", True),
+        ("-12", "12", False),
+        ("", "12", False),
+        # verl refuses these: a fraction that can be reduced, a quotient that is an integer, a name of several letters.
+        (r"\frac{50}{4}", r"\frac { 25 } { 2 }", True),
+        ("24/2", "12", True),
+        (r"m\angle A = 42", "42", True),
+    ],
+)
+def test_geo3k_gives_nine_tenths_for_the_last_box(answer: str, truth: str, is_right: bool) -> None:
+    scored = geo3k.compute_score(
+        "hiyouga/geometry3k", GEO3K_RESPONSE.format(rf"\boxed{{7}} or \boxed{{{answer}}}"), truth
+    )
+    assert scored == {"score": pytest.approx(0.9 * is_right + 0.1), "acc": is_right, "has_form": True}
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        (r"<think>a</think>\boxed{12}", 1.0),
+        ("<think>a\nb</think>\n\nSo\n\\boxed{12}\n", 1.0),
+        (r"<think></think><think>a</think> \boxed{12} more", 1.0),
+        (r" <think>a</think> \boxed{12}", 0.9),
+        (r"<think>a \boxed{12}", 0.9),
+        (r"<think>a \boxed{12}</think> 12", 0.9),
+        (r"</think>\boxed{12}", 0.9),
+        (r"\boxed{12}", 0.9),
+        (r"<think>a</think> \boxed{13}", 0.1),
+        (r"<think>a</think> 12", 0.0),
+        ("12", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_geo3k_gives_a_tenth_for_the_form(response: str, score: float) -> None:
+    assert geo3k.compute_score("hiyouga/geometry3k", response, "12")["score"] == pytest.approx(score)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.registry import REFUSED, SCORERS, is_code, load_scorer, scorer_name
+from rewards.registry import SCORERS, is_code, load_scorer, scorer_name
 from rewards.scorers.sort_letters import compute_score
 from rewards.terms import check_scorers
 from splitppo.config import ConfigError, RewardConfig
@@ -56,17 +56,9 @@ def test_the_nearest_known_data_source_is_named(data_source: str, nearest: str) 
         check_scorers(RewardConfig.model_validate({}), [data_source])
 
 
-@pytest.mark.parametrize("data_source", ["hiyouga/geometry3k", "hiyouga/geometry3k/train"])
-def test_what_verl_scores_and_nothing_here_does_is_refused_by_name(data_source: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"'{data_source}': its (responses|problems) are .*reward\.custom_function_path"
-    ):
-        check_scorers(RewardConfig.model_validate({}), [data_source])
-
-
 def test_the_page_on_verl_names_every_data_source() -> None:
     page = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text(encoding="utf-8")
-    assert [source for source in (*SCORERS, *REFUSED) if f"`{source}`" not in page] == []
+    assert [source for source in SCORERS if f"`{source}`" not in page] == []
 
 
 @pytest.mark.promise("your own reward")
