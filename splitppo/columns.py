@@ -12,10 +12,11 @@ import numpy as np
 
 # How many values a row has.
 #   per_row            any number: tokens of the row, or seeds
+#   shared_per_row     any number; rows that are equal are kept and sent once (`SharedColumn`)
 #   one_per_row        one
 #   per_token          one for each response token
 #   several_per_token  the same number for each response token of the batch, one token after the other
-ColumnKind = Literal["per_row", "one_per_row", "per_token", "several_per_token"]
+ColumnKind = Literal["per_row", "shared_per_row", "one_per_row", "per_token", "several_per_token"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class ColumnSpec:
         """True if the column has values for each response token."""
         return self.kind in ("per_token", "several_per_token")
 
+    @property
+    def is_shared(self) -> bool:
+        """True if rows that are equal are kept and sent once."""
+        return self.kind == "shared_per_row"
+
 
 _INT32 = np.dtype("<i4")
 _INT64 = np.dtype("<i8")
@@ -47,6 +53,8 @@ _UINT8 = np.dtype("u1")
 
 COLUMNS: Mapping[str, ColumnSpec] = {
     "prompts": ColumnSpec(_INT32, "per_row", "token ids of the prompt"),
+    "images": ColumnSpec(_UINT8, "shared_per_row", "files of the prompt's images, back to back"),
+    "image_sizes": ColumnSpec(_INT32, "shared_per_row", "three per image: bytes of its file, rows, columns of patches"),
     "seeds": ColumnSpec(_INT64, "per_row", "sampling seeds: of the prompt's responses; after Generate the row's own"),
     "responses": ColumnSpec(_INT32, "per_row", "token ids of the response, with the EOS token if there is one"),
     "segments": ColumnSpec(_INT32, "per_row", "for each later segment: where in the response it begins, its context"),

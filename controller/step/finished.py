@@ -68,7 +68,8 @@ class FinishedRollouts:
         scores = self.groups.scores
         arrays: dict[str, NDArray[Any]] = {"row_indices": groups.prompts.row_indices}
         arrays |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_ARRAYS}
-        columns = {f"rollouts.{name}": column for name, column in groups.rollouts.columns.items()}
+        of_rollouts = groups.rollouts.plain_columns  # images are those of the prompts, which are in the data files
+        columns = {f"rollouts.{name}": column for name, column in of_rollouts.items()}
         columns |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_COLUMNS}
         columns["prompts"] = groups.prompts.prompts
         if scores.model_scores is not None:
@@ -80,7 +81,7 @@ class FinishedRollouts:
         others = {
             "origin": asdict(self.origin),
             "num_answered": len(self.answered),
-            "columns": list(groups.rollouts.columns),
+            "columns": list(of_rollouts),
             "responses": [text.response for text in scores.texts],
             "failures": [failure and failure.value for failure in scores.failures],
             "messages": scores.messages.tolist(),

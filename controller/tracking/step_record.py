@@ -82,8 +82,8 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         **record.learning,
         **conversation_metrics(
             scores.conversations,
-            experience.batch.columns.get("response_mask"),
-            experience.batch.columns.get("segments"),
+            experience.batch.plain_columns.get("response_mask"),
+            experience.batch.plain_columns.get("segments"),
         ),
         **length_metrics(prompt_lengths, response_lengths, scores.has_eos, config.data),
         **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),

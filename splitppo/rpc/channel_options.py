@@ -11,7 +11,8 @@ from collections.abc import Sequence
 Options = Sequence[tuple[str, int]]
 
 # A batch header holds the row lengths of all columns and is the largest message (MAX_BATCH_ROWS rows of 11 columns in
-# three bytes each are 4.3 MB); chunks are 1 MiB. gRPC takes a message into memory before anybody can look at it.
+# three bytes each are 4.3 MB, stored rows of two more and their lengths at most 2.1 MB); chunks are 1 MiB. gRPC takes a
+# message into memory before anybody can look at it.
 MAX_MESSAGE_BYTES = 8 << 20
 
 # The connections of a server. A further connection is closed at once; open ones stay.

@@ -5,14 +5,15 @@ then copies every chunk once, to its final place.
 """
 
 import itertools
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from splitppo.batch import MAX_BATCH_ROWS, Batch
+from splitppo.batch import MAX_BATCH_ROWS, AnyColumn, Array, Batch, SharedColumn, check_stored_rows
 from splitppo.columns import COLUMNS, spec_of
 from splitppo.rpc.channel_options import MAX_MESSAGE_BYTES
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
@@ -52,15 +53,20 @@ def encode_messages(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.Batch
         raise ValueError(f"column {min(strange)!r} is used inside a group only and cannot be sent")
     header = batch_pb2.BatchHeader(slot=slot, num_rows=batch.num_rows, total_bytes=batch.num_bytes)
     for name, column in batch.columns.items():
-        header.columns.add(name=name, dtype=_WIRE_DTYPES[spec_of(name).dtype], lengths=column.lengths.tolist())
-    return header, itertools.starmap(serialise_chunk, _cut(_bytes_of(batch)))
+        spec = header.columns.add(name=name, dtype=_WIRE_DTYPES[spec_of(name).dtype])
+        if isinstance(column, SharedColumn):
+            spec.lengths.extend(column.store.lengths[column.rows_in_use].tolist())
+            spec.stored_rows.extend(column.places_in_use.tolist())
+        else:
+            spec.lengths.extend(column.lengths.tolist())
+    return header, itertools.starmap(serialise_chunk, _cut(map(_bytes_of, batch.buffers)))
 
 
-def _bytes_of(batch: Batch) -> list[memoryview]:
-    return [values.view(np.uint8).data for values in batch.buffers]
+def _bytes_of(values: Array) -> memoryview:
+    return values.view(np.uint8).data
 
 
-def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
+def _cut(views: Iterable[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
     """Cuts joined byte views into chunks of CHUNK_BYTES, the last one shorter; yields (offset, pieces) of each."""
     offset = 0
     filled = 0
@@ -95,13 +101,14 @@ class BatchReceiver:
         """Checks the header, then reserves and takes memory for all values, to be filled by `add`."""
         self._total_bytes = header.total_bytes
         self._received_bytes = 0
-        columns = _check_header(header, max_bytes)
-        reserve(header.total_bytes + sum(lengths.nbytes for lengths in columns.values()))
+        layout = _check_header(header, max_bytes)
+        reserve(header.total_bytes + layout.num_bytes)
         try:
-            self._batch = Batch.allocate(header.num_rows, columns)
+            self._batch = Batch.allocate(header.num_rows, layout.lengths, layout.stored_rows)
         except ValueError as error:
             raise InvalidBatch(str(error)) from error
-        self._targets = _bytes_of(self._batch)  # still to be filled, in the order of the stream
+        # Still to be filled, in the order of the stream.
+        self._targets = [_bytes_of(_values_of(column)) for column in self._batch.columns.values()]
 
     def add(self, offset: int, expected_checksum: int, payload: memoryview) -> None:
         """Checks the next chunk of a batch stream and copies its payload into the batch.
@@ -136,16 +143,42 @@ class BatchReceiver:
         return self._batch
 
 
-def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, NDArray[np.int32]]:
-    """Checks a batch header and returns the row lengths of every column, in the order of the header."""
+def _values_of(column: AnyColumn) -> Array:
+    """Returns the array into which the values of a column are received; those of a shared one are in one part."""
+    return column.store.parts[0].values if isinstance(column, SharedColumn) else column.values
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a batch header says of the columns, in its order.
+
+    Attributes:
+        lengths: the row lengths of each column, of a shared one those of its stored rows.
+        stored_rows: of each shared column, the number of the stored row that each row is.
+    """
+
+    lengths: Mapping[str, NDArray[np.int32]]
+    stored_rows: Mapping[str, NDArray[np.int32]]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes."""
+        return sum(numbers.nbytes for numbers in (*self.lengths.values(), *self.stored_rows.values()))
+
+
+def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> _Layout:
+    """Checks a batch header and returns what it says of the columns."""
     if not header.columns:
         raise InvalidBatch("a batch needs at least one column")
     lengths: dict[str, NDArray[np.int32]] = {}
+    stored_rows: dict[str, NDArray[np.int32]] = {}
     column_bytes = 0
     for spec in header.columns:
         if spec.name in lengths:
             raise InvalidBatch(f"column {spec.name!r} is given twice")
         lengths[spec.name] = _check_column(spec, header.num_rows)
+        if spec_of(spec.name).is_shared:
+            stored_rows[spec.name] = _check_stored_rows(spec)
         column_bytes += int(lengths[spec.name].sum(dtype=np.int64)) * spec_of(spec.name).dtype.itemsize
     if column_bytes != header.total_bytes:
         raise InvalidBatch(f"total_bytes is {header.total_bytes}, but the row lengths add up to {column_bytes} bytes")
@@ -153,11 +186,11 @@ def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, ND
         raise LimitExceeded(
             f"a batch of {column_bytes} bytes is over the limit of {max_bytes} (services.max_batch_bytes)"
         )
-    return lengths
+    return _Layout(lengths, stored_rows)
 
 
 def _check_column(spec: batch_pb2.ColumnSpec, num_rows: int) -> NDArray[np.int32]:
-    """Checks one column of a header against the closed schema, and returns the lengths of its rows, [num_rows].
+    """Checks one column of a header against the closed schema, and returns its row lengths: [num_rows] unless shared.
 
     Raises:
         InvalidBatch: name, dtype or row lengths are not those of a column that can be sent.
@@ -170,14 +203,50 @@ def _check_column(spec: batch_pb2.ColumnSpec, num_rows: int) -> NDArray[np.int32
         names = batch_pb2.DType.DESCRIPTOR.values_by_number
         got = names[spec.dtype].name if spec.dtype in names else spec.dtype
         raise InvalidBatch(f"column {spec.name!r} must be {names[expected].name}, got {got}")
-    if len(spec.lengths) != num_rows:
-        raise InvalidBatch(f"column {spec.name!r} has {len(spec.lengths)} row lengths, the batch has {num_rows} rows")
-    if num_rows > MAX_BATCH_ROWS:
-        raise LimitExceeded(f"a batch of {num_rows} rows is over the limit of {MAX_BATCH_ROWS}")
+    _check_num_rows(spec, num_rows)
     lengths = np.array(spec.lengths, dtype=np.int64)
     if lengths.max(initial=0) > np.iinfo(np.int32).max:
         raise InvalidBatch(f"column {spec.name!r} has a row of {lengths.max()} values, more than a row can hold")
     return lengths.astype(np.int32)
+
+
+def _check_num_rows(spec: batch_pb2.ColumnSpec, num_rows: int) -> None:
+    """Raises InvalidBatch unless a column has as many rows as the batch, LimitExceeded if those are too many.
+
+    Of a shared column these are the numbers of stored rows, of which there are at most as many.
+    """
+    if spec_of(spec.name).is_shared:
+        if len(spec.stored_rows) != num_rows:
+            rows = f"{len(spec.stored_rows)} stored_rows, the batch has {num_rows} rows"
+            raise InvalidBatch(f"column {spec.name!r} has {rows}")
+        if len(spec.lengths) > num_rows:
+            raise InvalidBatch(f"column {spec.name!r} stores {len(spec.lengths)} rows, the batch has {num_rows}")
+    else:
+        if spec.stored_rows:
+            raise InvalidBatch(f"column {spec.name!r} has stored_rows, and is none that rows share")
+        if len(spec.lengths) != num_rows:
+            rows = f"{len(spec.lengths)} row lengths, the batch has {num_rows} rows"
+            raise InvalidBatch(f"column {spec.name!r} has {rows}")
+    if num_rows > MAX_BATCH_ROWS:
+        raise LimitExceeded(f"a batch of {num_rows} rows is over the limit of {MAX_BATCH_ROWS}")
+
+
+def _check_stored_rows(spec: batch_pb2.ColumnSpec) -> NDArray[np.int32]:
+    """Returns the number of the stored row that each row of a shared column is, [num_rows].
+
+    Raises:
+        InvalidBatch: a row is none of the stored rows, or a stored row is none of the rows.
+    """
+    num_stored = len(spec.lengths)
+    stored_rows = np.array(spec.stored_rows, dtype=np.int64)
+    try:
+        check_stored_rows(spec.name, stored_rows, num_stored)
+    except ValueError as error:
+        raise InvalidBatch(str(error)) from error
+    unused = np.flatnonzero(np.bincount(stored_rows, minlength=num_stored) == 0)
+    if len(unused):
+        raise InvalidBatch(f"column {spec.name!r}: no row is its stored row {unused[0]}")
+    return stored_rows.astype(np.int32)
 
 
 async def receive_batch(

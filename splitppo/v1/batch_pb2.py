@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17splitppo/v1/batch.proto\x12\x0bsplitppo.v1\"G\n\x04Slot\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.splitppo.v1.SlotKind\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04part\x18\x03 \x01(\x05\"N\n\nColumnSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05\x64type\x18\x02 \x01(\x0e\x32\x12.splitppo.v1.DType\x12\x0f\n\x07lengths\x18\x03 \x03(\r\"\x7f\n\x0b\x42\x61tchHeader\x12\x1f\n\x04slot\x18\x01 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12(\n\x07\x63olumns\x18\x03 \x03(\x0b\x32\x17.splitppo.v1.ColumnSpec\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\"?\n\nBatchChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06*d\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_INT32\x10\x01\x12\x0f\n\x0b\x44TYPE_INT64\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x04*\xb8\x01\n\x08SlotKind\x12\x19\n\x15SLOT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14SLOT_KIND_EXPERIENCE\x10\x01\x12\x18\n\x14SLOT_KIND_EVALUATION\x10\x02\x12\x18\n\x14SLOT_KIND_CANDIDATES\x10\x03\x12\x14\n\x10SLOT_KIND_GREEDY\x10\x04\x12\x13\n\x0fSLOT_KIND_SHARE\x10\x05\"\x04\x08\x06\x10\x06*\x12SLOT_KIND_OBSERVEDb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17splitppo/v1/batch.proto\x12\x0bsplitppo.v1\"G\n\x04Slot\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.splitppo.v1.SlotKind\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04part\x18\x03 \x01(\x05\"c\n\nColumnSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05\x64type\x18\x02 \x01(\x0e\x32\x12.splitppo.v1.DType\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x13\n\x0bstored_rows\x18\x04 \x03(\r\"\x7f\n\x0b\x42\x61tchHeader\x12\x1f\n\x04slot\x18\x01 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12(\n\x07\x63olumns\x18\x03 \x03(\x0b\x32\x17.splitppo.v1.ColumnSpec\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\"?\n\nBatchChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06*d\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_INT32\x10\x01\x12\x0f\n\x0b\x44TYPE_INT64\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x04*\xb8\x01\n\x08SlotKind\x12\x19\n\x15SLOT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14SLOT_KIND_EXPERIENCE\x10\x01\x12\x18\n\x14SLOT_KIND_EVALUATION\x10\x02\x12\x18\n\x14SLOT_KIND_CANDIDATES\x10\x03\x12\x14\n\x10SLOT_KIND_GREEDY\x10\x04\x12\x13\n\x0fSLOT_KIND_SHARE\x10\x05\"\x04\x08\x06\x10\x06*\x12SLOT_KIND_OBSERVEDb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitppo.v1.batch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=387
-  _globals['_DTYPE']._serialized_end=487
-  _globals['_SLOTKIND']._serialized_start=490
-  _globals['_SLOTKIND']._serialized_end=674
+  _globals['_DTYPE']._serialized_start=408
+  _globals['_DTYPE']._serialized_end=508
+  _globals['_SLOTKIND']._serialized_start=511
+  _globals['_SLOTKIND']._serialized_end=695
   _globals['_SLOT']._serialized_start=40
   _globals['_SLOT']._serialized_end=111
   _globals['_COLUMNSPEC']._serialized_start=113
-  _globals['_COLUMNSPEC']._serialized_end=191
-  _globals['_BATCHHEADER']._serialized_start=193
-  _globals['_BATCHHEADER']._serialized_end=320
-  _globals['_BATCHCHUNK']._serialized_start=322
-  _globals['_BATCHCHUNK']._serialized_end=385
+  _globals['_COLUMNSPEC']._serialized_end=212
+  _globals['_BATCHHEADER']._serialized_start=214
+  _globals['_BATCHHEADER']._serialized_end=341
+  _globals['_BATCHCHUNK']._serialized_start=343
+  _globals['_BATCHCHUNK']._serialized_end=406
 # @@protoc_insertion_point(module_scope)

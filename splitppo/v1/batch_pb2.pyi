@@ -46,14 +46,16 @@ class Slot(_message.Message):
     def __init__(self, kind: _Optional[_Union[SlotKind, str]] = ..., step: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...
 
 class ColumnSpec(_message.Message):
-    __slots__ = ("name", "dtype", "lengths")
+    __slots__ = ("name", "dtype", "lengths", "stored_rows")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    STORED_ROWS_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: DType
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    stored_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., lengths: _Optional[_Iterable[int]] = ..., stored_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("slot", "num_rows", "columns", "total_bytes")

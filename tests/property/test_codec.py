@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from splitppo.batch import Batch, Column
+from splitppo.batch import AnyColumn, Batch, Column, RowStore, SharedColumn
 from splitppo.columns import spec_of
 from splitppo.rpc.codec import WIRE_COLUMNS, encode_messages, receive_batch
 from splitppo.rpc.errors import WireError
@@ -18,13 +19,25 @@ from splitppo.v1 import batch_pb2, worker_pb2
 
 
 @st.composite
+def shared_columns(draw: st.DrawFn, dtype: np.dtype[Any], num_rows: int) -> SharedColumn:
+    """Any column of rows of a store, which may have equal rows and rows that are not in use."""
+    lengths = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=5)), np.int32)
+    stored = st.lists(st.integers(0, len(lengths) - 1), min_size=num_rows, max_size=num_rows)
+    store = Column(draw(hnp.arrays(dtype, int(lengths.sum()))), lengths)
+    return SharedColumn(RowStore((store,)), np.array(draw(stored), np.int32))
+
+
+@st.composite
 def batches(draw: st.DrawFn) -> Batch:
     """Any batch that may travel: any columns, any values (NaN too), empty rows, no rows."""
     num_rows = draw(st.integers(0, 6))
     row_lengths = st.lists(st.integers(0, 9), min_size=num_rows, max_size=num_rows)
     response_lengths = np.array(draw(row_lengths), np.int32)
-    columns = {}
+    columns: dict[str, AnyColumn] = {}
     for name in draw(st.lists(st.sampled_from(sorted(WIRE_COLUMNS)), min_size=1, unique=True)):
+        if spec_of(name).is_shared:
+            columns[name] = draw(shared_columns(spec_of(name).dtype, num_rows))
+            continue
         if spec_of(name).is_of_tokens or name == "responses":
             lengths = response_lengths * np.int32(3 if spec_of(name).kind == "several_per_token" else 1)
         elif spec_of(name).kind == "one_per_row":
@@ -39,10 +52,14 @@ def assert_identical(received: Batch, sent: Batch) -> None:
     assert received.num_rows == sent.num_rows
     assert list(received.columns) == list(sent.columns)
     for name, column in sent.columns.items():
-        assert received[name].values.dtype == column.values.dtype
-        assert received[name].values.tobytes() == column.values.tobytes()
+        assert type(received.columns[name]) is type(column)
         assert received[name].lengths.dtype == np.int32
         np.testing.assert_array_equal(received[name].lengths, column.lengths)
+        for row, sent_row in zip(received[name].rows(), column.rows(), strict=True):
+            assert row.dtype == sent_row.dtype
+            assert row.tobytes() == sent_row.tobytes()
+        if isinstance(column, SharedColumn):
+            assert received.columns[name].store.num_rows == len(set(column.stored_rows.tolist()))
 
 
 @pytest.mark.promise("groups that exchange messages")

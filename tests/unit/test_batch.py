@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from splitppo.batch import Batch, Column, concatenate
+from splitppo.batch import Batch, Column, RowStore, SharedColumn, concatenate, held_bytes
 from splitppo.columns import COLUMNS, spec_of
 
 INT32 = np.dtype(np.int32)
@@ -85,7 +85,9 @@ def test_rows_may_go_on_with_those_of_another_column() -> None:
 def test_a_batch_of_lists_has_the_dtypes_of_the_table() -> None:
     batch = Batch.from_rows(**{name: [[1]] for name in COLUMNS})
 
-    assert {name: batch[name].values.dtype for name in COLUMNS} == {name: spec.dtype for name, spec in COLUMNS.items()}
+    assert {name: batch[name].rows()[0].dtype for name in COLUMNS} == {
+        name: spec.dtype for name, spec in COLUMNS.items()
+    }
 
 
 def test_its_size_counts_values_only() -> None:
@@ -93,7 +95,7 @@ def test_its_size_counts_values_only() -> None:
 
 
 def test_an_unknown_column_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown column 'reward'; known: prompts, seeds"):
+    with pytest.raises(ValueError, match=r"unknown column 'reward'; known: prompts, images"):
         Batch.from_rows(reward=[[1]])
     with pytest.raises(ValueError, match=r"unknown column 'reward'"):
         Batch(1, {"reward": column([1])})
@@ -206,3 +208,71 @@ def test_rows_are_taken_in_any_order_and_may_repeat(length: int) -> None:
     taken = Column.from_rows(rows, np.dtype(np.int32)).take(np.array([2, 1, 0, 2]))
     for row, expected in zip(taken.rows(), (rows[2], rows[1], rows[0], rows[2]), strict=True):
         np.testing.assert_array_equal(row, expected)
+
+
+# Shared columns.
+
+
+def images(*rows: list[int]) -> Batch:
+    return Batch.from_rows(images=list(rows))
+
+
+def test_a_shared_column_is_one_by_its_name_alone() -> None:
+    plain = Column.from_rows([[1]], np.dtype(np.uint8))
+    with pytest.raises(ValueError, match="column 'images' must be shared"):
+        Batch(1, {"images": plain})
+    with pytest.raises(ValueError, match="column 'response_mask' must not be shared"):
+        Batch(1, {"response_mask": SharedColumn.from_rows([[1]], np.dtype(np.uint8))})
+
+
+@pytest.mark.parametrize("stored_row", [-1, 2])
+def test_a_row_that_is_not_stored_is_refused(stored_row: int) -> None:
+    store = RowStore((Column.from_rows([[1], [2]], np.dtype(np.uint8)),))
+    with pytest.raises(ValueError, match=f"column 'images', row 1: it has no stored row {stored_row}, only 2"):
+        Batch(2, {"images": SharedColumn(store, np.array([0, stored_row], np.int32))})
+
+
+def test_stored_values_are_checked_as_others_are() -> None:
+    store = RowStore((Column.from_rows([[1]], np.dtype(np.uint8)), Column.from_rows([[1]], INT32)))
+    with pytest.raises(ValueError, match="column 'images' must be 1-dimensional uint8, got int32"):
+        Batch(1, {"images": SharedColumn(store, np.zeros(1, np.int32))})
+
+
+def test_the_size_of_shared_rows_counts_those_in_use_once() -> None:
+    batch = images([1, 2, 3], [4], [1, 2, 3])
+
+    assert batch.num_bytes == 4
+    assert batch.take(np.array([1, 1])).num_bytes == 1
+    assert batch.take(np.array([0, 2])).num_bytes == 3
+    assert [row.tolist() for row in batch.take(np.array([2, 0])).buffers] == [[1, 2, 3]]
+
+
+def test_what_is_held_counts_a_store_once() -> None:
+    batch = images([1, 2, 3], [4], [1, 2, 3])
+
+    parts = [batch.take(np.array([0])), batch.take(np.array([1, 2]))]
+
+    assert held_bytes([batch]) == 4 + 4 * (2 + 3)
+    assert held_bytes([batch, *parts]) == 4 + 4 * (2 + 3 + 1 + 2)
+
+
+def test_joining_copies_what_a_store_lacks_and_nothing_else() -> None:
+    first = images([1, 1], [2])
+    second = images([2], [3, 3])
+
+    joined = concatenate([first, second])["images"]
+
+    assert [row.tolist() for row in joined.rows()] == [[1, 1], [2], [2], [3, 3]]
+    assert joined.store.parts[0] is first["images"].store.parts[0]
+    assert joined.store.parts[1].values.tolist() == [3, 3]
+
+
+def test_rows_of_a_file_that_is_mapped_are_not_copied() -> None:
+    values = np.frombuffer(bytes(range(100)), np.uint8)  # read-only, as a mapped file
+    store = RowStore((Column(values, np.full(10, 10, np.int32)),))
+    batch = Batch(3, {"images": SharedColumn(store, np.array([7, 2, 7], np.int32))})
+
+    taken = concatenate([batch.take(np.array([0, 1])), batch.between(2, 3)])
+
+    assert all(np.shares_memory(row, values) for row in (*taken["images"].rows(), *taken.buffers))
+    assert [row[0] for row in taken["images"].rows()] == [70, 20, 70]

@@ -38,9 +38,9 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
         segments = Segments.of(batch)
         lengths = segments.lengths(batch)
         rows = segments.rows
-    _check_longest(lengths, rows, room, model, privileged=batch.columns.get("privileged_tokens"))
+    _check_longest(lengths, rows, room, model, privileged=batch.plain_columns.get("privileged_tokens"))
     _check_same_rotation(int(lengths.max()) + room, room, model)
-    for name, column in batch.columns.items():
+    for name, column in batch.plain_columns.items():
         if column.values.dtype == np.float32:
             refuse(column, ~np.isfinite(column.values), name, "a finite number")
     return batch

@@ -5,14 +5,13 @@ context, and if a value model reads privileged tokens, each context begins with 
 put back into whole rows by `SegmentRows.put_back`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitppo.batch import Array, Batch, Column
+from splitppo.batch import AnyColumn, Array, Batch, Column
 from splitppo.columns import spec_of
 from splitppo.segments import Segments
 
@@ -50,12 +49,13 @@ class SegmentRows:
         segments = Segments.of(batch)
         responses = batch["responses"]
         first_tokens = responses.offsets[:-1][segments.rows] + segments.begins + segments.contexts
-        columns = {name: column for name, column in batch.columns.items() if name not in _MADE_INTO_ROWS}
+        rows = batch.select(name for name in batch.columns if name not in _MADE_INTO_ROWS)
         if len(segments.rows) > batch.num_rows:
-            columns = _divided(columns, segments, first_tokens)
+            rows = _divided(rows, segments, first_tokens)
         if "privileged_tokens" in batch:
-            columns["prompts"] = batch["privileged_tokens"].take(segments.rows).followed_by(columns["prompts"])
-        return cls(Batch(len(segments.rows), columns, trusted=True), segments.rows, first_tokens, responses.lengths)
+            prompts = batch["privileged_tokens"].take(segments.rows).followed_by(rows["prompts"])
+            rows = Batch(rows.num_rows, {**rows.columns, "prompts": prompts}, trusted=True)
+        return cls(rows, segments.rows, first_tokens, responses.lengths)
 
     def put_back(self, column: Column, rows: NDArray[np.bool_] | None = None) -> Column:
         """Returns a column of whole rows from one with values for the response tokens of segments, one each or several.
@@ -81,19 +81,19 @@ def whole_rows(batch: Batch) -> NDArray[np.int64]:
     return batch["segment_of"].values.astype(np.int64)
 
 
-def _divided(columns: Mapping[str, Column], segments: Segments, first_tokens: Array) -> dict[str, Column]:
-    """Returns the columns of segments, whose responses begin at `first_tokens`, from those of whole rows."""
-    responses = columns["responses"]
+def _divided(batch: Batch, segments: Segments, first_tokens: Array) -> Batch:
+    """Returns the segments, whose responses begin at `first_tokens`, of a batch of whole rows."""
+    responses = batch["responses"]
     ends = first_tokens + segments.ends - segments.begins - segments.contexts
-    divided = {
-        name: _tokens_between(column, first_tokens, ends, len(responses.values))
-        if name == "responses" or spec_of(name).is_of_tokens
-        else column.take(segments.rows)
-        for name, column in columns.items()
-    }
-    divided["prompts"] = _contexts(columns["prompts"], responses, segments, first_tokens)
+    divided: dict[str, AnyColumn] = {}
+    for name, column in batch.columns.items():
+        if isinstance(column, Column) and (name == "responses" or spec_of(name).is_of_tokens):
+            divided[name] = _tokens_between(column, first_tokens, ends, len(responses.values))
+        else:
+            divided[name] = column.take(segments.rows)
+    divided["prompts"] = _contexts(batch["prompts"], responses, segments, first_tokens)
     divided["segment_of"] = Column(segments.rows.astype(np.int32), np.ones(len(segments.rows), np.int32))
-    return divided
+    return Batch(len(segments.rows), divided, trusted=True)
 
 
 def _tokens_between(column: Column, starts: Array, ends: Array, num_tokens: int) -> Column:

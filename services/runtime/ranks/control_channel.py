@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from services.runtime.command import CommandCancelled
-from splitppo.batch import Batch
+from splitppo.batch import Array, Batch, SharedColumn
 from splitppo.columns import COLUMNS
 
 _MAGIC = 0x53504F31
@@ -157,22 +157,42 @@ class ControlChannel:
 
 
 def layout_of(batch: Batch) -> Tensor:
-    """Returns a batch's shape, sent before its values, int64: row count, then index and row lengths per column."""
-    columns = np.empty((len(batch.columns), 1 + batch.num_rows), np.int64)
-    for numbers, (name, column) in zip(columns, batch.columns.items(), strict=True):
-        numbers[0] = _COLUMN_NAMES.index(name)
-        numbers[1:] = column.lengths
-    return torch.from_numpy(np.concatenate([[batch.num_rows], columns.reshape(-1)]))
+    """Returns a batch's shape, which is sent before its values, int64: the number of rows, then that of each column.
+
+    A column has its index among all columns, then its row lengths. A shared one has its index, the number of stored
+    rows in use, the place of each row among them, and their lengths.
+    """
+    numbers: list[Array | list[int]] = [[batch.num_rows]]
+    for name, column in batch.columns.items():
+        numbers.append([_COLUMN_NAMES.index(name)])
+        if isinstance(column, SharedColumn):
+            numbers += [[len(column.rows_in_use)], column.places_in_use, column.store.lengths[column.rows_in_use]]
+        else:
+            numbers.append(column.lengths)
+    return torch.from_numpy(np.concatenate(numbers).astype(np.int64))
 
 
 def allocate(layout: Tensor) -> Batch:
     """Allocates an empty batch with the shape in `layout` (from `layout_of`), to receive column values into."""
-    num_rows = int(layout[0])
-    numbers = layout[1:].numpy()
-    columns = numbers.reshape(-1, 1 + num_rows)
-    return Batch.allocate(num_rows, {_COLUMN_NAMES[of[0]]: of[1:].astype(np.int32) for of in columns})
+    numbers = layout.numpy()
+    num_rows = int(numbers[0])
+    lengths = {}
+    stored_rows = {}
+    position = 1
+    while position < len(numbers):
+        name = _COLUMN_NAMES[numbers[position]]
+        position += 1
+        num_lengths = num_rows
+        if COLUMNS[name].is_shared:
+            num_lengths = int(numbers[position])
+            position += 1
+            stored_rows[name] = numbers[position : position + num_rows].astype(np.int32)
+            position += num_rows
+        lengths[name] = numbers[position : position + num_lengths].astype(np.int32)
+        position += num_lengths
+    return Batch.allocate(num_rows, lengths, stored_rows)
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    """Returns the value tensors of a batch's non-empty columns, in the order in which they are sent and received."""
+    """Returns the value tensors of a batch that are not empty, in the order in which they are sent and received."""
     return [torch.from_numpy(values) for values in batch.buffers if len(values)]

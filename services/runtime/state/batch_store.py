@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.runtime.state.command_call import StoredReply
-from splitppo.batch import Batch, join_parts
+from splitppo.batch import Batch, held_bytes, join_parts
 from splitppo.rpc.errors import Busy, InvalidArgument, LimitExceeded, NotFound, WrongState
 from splitppo.v1 import batch_pb2
 
@@ -91,7 +91,7 @@ class BatchStore:
                 f"a batch of {num_bytes} bytes is over the limit of {self._max_bytes} (services.max_held_bytes)"
             )
         with self._lock:
-            taken = self._coming_bytes + sum(entry.rows.held_bytes for entry in self._entries.values())
+            taken = self._coming_bytes + held_bytes(entry.rows for entry in self._entries.values())
             if taken + num_bytes > self._max_bytes:
                 raise Busy(
                     f"no room for a batch of {num_bytes} bytes: {taken} of {self._max_bytes} bytes are taken"
@@ -127,6 +127,8 @@ class BatchStore:
     def put(self, slot: batch_pb2.Slot, batch: Batch, committed_step: int | None) -> None:
         """Stores a batch in a new slot, or adds the batch's columns to the rows of an existing slot; all or nothing.
 
+        What a part shares with other parts of its slot, as samples of a prompt have the same images, is stored once.
+
         Raises:
             InvalidArgument, WrongState: see `check`.
             ValueError: the rows are not those of the slot.
@@ -136,6 +138,7 @@ class BatchStore:
         with self._lock:
             if committed_step is None:
                 self._entries = {other: entry for other, entry in self._entries.items() if other.step == key.step}
+            batch = batch.stored_with(self._siblings(key))
             present = self._find(key)
             rows = present.rows.merge(batch) if present else batch
             if may_have_parts(key) and key not in self._entries:
@@ -151,12 +154,15 @@ class BatchStore:
     def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: StoredReply) -> None:
         """Stores a command's result in a slot: adds columns of the same rows, or replaces the rows by k results each.
 
+        What the result shares with the rows, as responses have the images of their prompts, stays where it is stored.
+
         Raises:
             NotFound: as for `get`.
             ValueError: the columns do not fit.
         """
         with self._lock:
             entry = self._entry(slot)
+            columns = columns.stored_with([entry.rows])
             entry.rows = entry.rows.merge(columns) if columns.num_rows == entry.rows.num_rows else columns
             entry.replies[reply_key] = reply
             if len(entry.replies) > _MAX_REPLIES:
@@ -164,10 +170,13 @@ class BatchStore:
             self._entries[_key(slot)] = entry
 
     def add_part(self, slot: batch_pb2.Slot, part: int, rows: Batch) -> None:
-        """Stores finished rows of a running command as one part of the command's slot; NotFound as for `get`."""
+        """Stores finished rows of a running command as one part of the command's slot; NotFound as for `get`.
+
+        What they share with the rows of the slot stays where it is stored.
+        """
         with self._lock:
-            self._entry(slot)
-            self._entries[_Key(slot.kind, slot.step, part)] = _Entry(rows)
+            whole = self._entry(slot).rows
+            self._entries[_Key(slot.kind, slot.step, part)] = _Entry(rows.stored_with([whole]))
 
     def drop_parts(self, slot: batch_pb2.Slot) -> None:
         """Drops all parts of a slot, because the command that made the parts was cancelled or is run again."""
@@ -225,6 +234,12 @@ class BatchStore:
 
     def _parts(self, whole: _Key) -> list[int]:
         return sorted(key.part for key in self._entries if key[:2] == whole[:2] and key.part)
+
+    def _siblings(self, key: _Key) -> list[Batch]:
+        """Returns the rows of a slot and of its other parts, if its kind has any."""
+        if not _KINDS[key.kind].has_parts:
+            return []
+        return [entry.rows for other, entry in self._entries.items() if other[:2] == key[:2]]
 
     def _drop_parts(self, whole: _Key) -> None:
         for part in self._parts(whole):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from splitppo.batch import Batch, Column
+from splitppo.batch import MAX_BATCH_ROWS, Batch, Column, held_bytes
 from splitppo.rpc.codec import BatchReceiver, encode_messages, receive_batch
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
 from splitppo.rpc.wire_format import CHUNK_BYTES
@@ -178,6 +178,126 @@ def test_a_header_that_breaks_the_schema_or_contradicts_itself_is_refused(
 
     with pytest.raises(InvalidBatch, match=sentence):
         BatchReceiver(header, LIMIT)
+
+
+# Shared columns.
+
+
+def images_batch() -> Batch:
+    return Batch.from_rows(prompts=[[1], [2], [3]], images=[[7, 8], [9], [7, 8]])
+
+
+def test_rows_that_are_shared_are_sent_once() -> None:
+    header, chunks = encode(images_batch(), SLOT)
+
+    assert [(spec.name, list(spec.lengths), list(spec.stored_rows)) for spec in header.columns] == [
+        ("prompts", [1, 1, 1], []),
+        ("images", [2, 1], [0, 1, 0]),
+    ]
+    assert header.total_bytes == 12 + 3
+    assert next(chunks).payload[12:] == bytes([7, 8, 9])
+
+
+def test_stored_rows_that_are_not_in_use_are_not_sent() -> None:
+    header, chunks = encode(images_batch().take(np.array([1, 1])), SLOT)
+    receiver = BatchReceiver(header, LIMIT)
+    add(receiver, *chunks)
+    received = receiver.finish()["images"]
+
+    assert (list(header.columns[1].lengths), list(header.columns[1].stored_rows)) == ([1], [0, 0])
+    assert received.store.num_rows == 1
+    assert [row.tolist() for row in received.rows()] == [[9], [9]]
+
+
+def shared_and_is_none(header: batch_pb2.BatchHeader) -> None:
+    header.columns[0].stored_rows[:] = [0, 1, 2]
+
+
+def not_shared(header: batch_pb2.BatchHeader) -> None:
+    del header.columns[1].stored_rows[:]
+
+
+def not_stored(header: batch_pb2.BatchHeader) -> None:
+    header.columns[1].stored_rows[2] = 2
+
+
+def not_stored_by_far(header: batch_pb2.BatchHeader) -> None:
+    header.columns[1].stored_rows[0] = 2**32 - 1
+
+
+def stored_and_unused(header: batch_pb2.BatchHeader) -> None:
+    header.columns[1].stored_rows[:] = [0, 0, 0]
+
+
+def nothing_stored(header: batch_pb2.BatchHeader) -> None:
+    del header.columns[1].lengths[:]
+
+
+def more_stored_than_rows(header: batch_pb2.BatchHeader) -> None:
+    header.columns[1].lengths.extend([0] * 2)
+
+
+def row_of_none(header: batch_pb2.BatchHeader) -> None:
+    header.columns[1].stored_rows.append(1)
+
+
+def stored_lengths_lie(header: batch_pb2.BatchHeader) -> None:
+    header.columns[1].lengths[0] = 2**31 - 1
+
+
+def stored_row_too_long(header: batch_pb2.BatchHeader) -> None:
+    header.columns[1].lengths[0] = 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (shared_and_is_none, "column 'prompts' has stored_rows, and is none that rows share"),
+        (not_shared, "column 'images' has 0 stored_rows, the batch has 3 rows"),
+        (row_of_none, "column 'images' has 4 stored_rows, the batch has 3 rows"),
+        (not_stored, "column 'images', row 2: it has no stored row 2, only 2"),
+        (not_stored_by_far, "column 'images', row 0: it has no stored row 4294967295, only 2"),
+        (nothing_stored, "column 'images', row 0: it has no stored row 0, only 0"),
+        (stored_and_unused, "column 'images': no row is its stored row 1"),
+        (more_stored_than_rows, "column 'images' stores 4 rows, the batch has 3"),
+        (stored_lengths_lie, "total_bytes is 15, but the row lengths add up to 2147483660 bytes"),
+        (stored_row_too_long, "column 'images' has a row of 4294967295 values"),
+    ],
+)
+def test_a_header_whose_stored_rows_contradict_it_is_refused(
+    spoil: Callable[[batch_pb2.BatchHeader], None], sentence: str
+) -> None:
+    header, _ = encode(images_batch(), SLOT)
+    spoil(header)
+
+    with pytest.raises(InvalidBatch, match=sentence):
+        BatchReceiver(header, LIMIT)
+
+
+def test_too_many_rows_that_are_shared_are_refused() -> None:
+    header = batch_pb2.BatchHeader(num_rows=MAX_BATCH_ROWS + 1, total_bytes=1)
+    stored_rows = [0] * (MAX_BATCH_ROWS + 1)
+    header.columns.add(name="images", dtype=batch_pb2.DTYPE_UINT8, lengths=[1], stored_rows=stored_rows)
+
+    with pytest.raises(LimitExceeded, match="a batch of 131073 rows is over the limit of 131072"):
+        BatchReceiver(header, LIMIT)
+
+
+def test_the_limit_of_a_batch_counts_stored_rows_once() -> None:
+    header, _ = encode(images_batch(), SLOT)
+
+    BatchReceiver(header, 15)
+    with pytest.raises(LimitExceeded, match="a batch of 15 bytes is over the limit of 14"):
+        BatchReceiver(header, 14)
+
+
+def test_what_is_reserved_is_what_the_batch_will_hold() -> None:
+    header, chunks = encode(images_batch(), SLOT)
+    reserved: list[int] = []
+    receiver = BatchReceiver(header, LIMIT, reserved.append)
+    add(receiver, *chunks)
+
+    assert reserved == [held_bytes([receiver.finish()])]
 
 
 def test_a_batch_over_the_limit_is_refused_before_memory_is_taken() -> None:

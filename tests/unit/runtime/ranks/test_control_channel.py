@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from services.runtime.command import CommandCancelled
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order, allocate, layout_of
-from splitppo.batch import Batch, Column
+from splitppo.batch import Batch, Column, SharedColumn
 from splitppo.columns import COLUMNS
 from tests.support.ranks import rank_processes
 
@@ -20,6 +20,7 @@ MIXED = Batch.from_rows(
     seeds=[[2**60], [-1], [3]],
     values=[[0.5], [1.5, -2.5], []],
 )
+IMAGES = Batch.from_rows(prompts=[[1], [2], [3], [4]], images=[[1, 2, 3], [], [4], [1, 2, 3]])
 
 
 def assert_same(left: Batch, right: Batch) -> None:
@@ -27,17 +28,25 @@ def assert_same(left: Batch, right: Batch) -> None:
     assert left.columns.keys() == right.columns.keys()
     for name, column in left.columns.items():
         assert column.lengths.tolist() == right[name].lengths.tolist()
-        assert column.values.tobytes() == right[name].values.tobytes()
-        assert column.values.dtype == right[name].values.dtype
+        for row, other in zip(column.rows(), right[name].rows(), strict=True):
+            assert row.tobytes() == other.tobytes()
+            assert row.dtype == other.dtype
+        if isinstance(column, SharedColumn):
+            assert column.store.num_rows == len(right[name].rows_in_use)
 
 
-# Batches that a rank sends as they are: mixed types, no row, empty rows, no column, a strided one, every known column.
+# Batches that a rank sends as they are: mixed types, no row, empty rows, no column, a strided one, rows that are shared
+# (some not in use), every known column.
 BATCHES = [
     MIXED,
     Batch.from_rows(prompts=[]),
     Batch.from_rows(prompts=[[], []]),
     Batch(3, {}),
     Batch(1, {"values": Column(np.arange(6, dtype=np.float32)[::2], np.array([3], np.int32))}),
+    IMAGES,
+    IMAGES.take(np.array([3, 0, 3])),
+    IMAGES.between(1, 2),
+    Batch.from_rows(prompts=[], images=[]),
     Batch.from_rows(**{name: np.ones((2, 1 if spec.kind == "one_per_row" else 3)) for name, spec in COLUMNS.items()}),
 ]
 
@@ -50,9 +59,10 @@ def test_a_layout_says_the_columns_and_row_lengths_of_a_batch(batch: Batch) -> N
     assert list(allocated.columns) == list(batch.columns)
     for name, column in batch.columns.items():
         assert allocated[name].lengths.tolist() == column.lengths.tolist()
-        assert allocated[name].values.dtype == column.values.dtype
-        assert allocated[name].values.flags.aligned
-        assert allocated[name].values.flags.writeable
+        for values, sent in zip(allocated[name].buffers, column.buffers, strict=True):
+            assert (values.dtype, len(values)) == (sent.dtype, len(sent))
+            assert values.flags.aligned
+            assert values.flags.writeable
 
 
 def test_a_group_of_one_has_nobody_to_tell() -> None:

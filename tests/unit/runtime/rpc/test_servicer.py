@@ -17,7 +17,7 @@ from services.runtime.rpc.servicer import WorkerServicer, command_method
 from services.runtime.state.command_call import CommandCall, StoredReply
 from services.runtime.state.worker import Worker
 from splitppo import __version__
-from splitppo.batch import MAX_BATCH_ROWS, Batch, Column
+from splitppo.batch import MAX_BATCH_ROWS, AnyColumn, Batch, Column, RowStore, SharedColumn, held_bytes
 from splitppo.columns import spec_of
 from splitppo.rpc.codec import WIRE_COLUMNS
 from splitppo.rpc.errors import Busy, InvalidArgument, LimitExceeded, StaleEpoch, Unavailable, WrongState
@@ -185,7 +185,7 @@ async def test_a_reply_that_is_kept_answers_the_save_that_it_is_of(worker: Worke
 async def test_a_batch_on_its_way_takes_as_much_room_as_it_will_hold(tmp_path: Path) -> None:
     """Rows of no values at all have their lengths, and those of every column."""
     batch = Batch.from_rows(**{name: [[]] * 1000 for name in ("prompts", "responses", "values")})
-    worker = make_worker(tmp_path, max_batch_bytes=1, max_held_bytes=4 * batch.held_bytes + 1)
+    worker = make_worker(tmp_path, max_batch_bytes=1, max_held_bytes=4 * held_bytes([batch]) + 1)
     header, _ = encode(batch, SLOT)
     num_open = 0
 
@@ -215,8 +215,13 @@ def resident_bytes() -> int:
 async def test_batches_on_their_way_take_no_more_memory_than_is_counted(tmp_path: Path) -> None:
     """Their headers are parsed, and let go of: as protobuf's objects they are larger than what they announce."""
     lengths = np.zeros(MAX_BATCH_ROWS, np.int32)
-    ragged = [name for name in WIRE_COLUMNS if spec_of(name).kind != "one_per_row"]
-    columns = {name: Column(np.empty(0, spec_of(name).dtype), lengths) for name in ragged}
+    columns: dict[str, AnyColumn] = {}
+    for name in WIRE_COLUMNS:
+        column = Column(np.empty(0, spec_of(name).dtype), lengths)
+        if spec_of(name).is_shared:
+            columns[name] = SharedColumn(RowStore((column,)), np.arange(MAX_BATCH_ROWS, dtype=np.int32))
+        elif spec_of(name).kind != "one_per_row":
+            columns[name] = column
     batch = Batch(MAX_BATCH_ROWS, columns)
     worker = make_worker(tmp_path)
     header, _ = encode(batch, SLOT)
@@ -236,7 +241,7 @@ async def test_batches_on_their_way_take_no_more_memory_than_is_counted(tmp_path
     for put in puts:
         put.cancel()
     await asyncio.wait(puts)
-    assert grown < 2 * len(puts) * batch.held_bytes
+    assert grown < 2 * len(puts) * held_bytes([batch])
 
 
 UPDATE = Command("Update", actor_pb2.ActorUpdateRequest, Effect.TRAINS, lambda *_: Outcome())

@@ -8,7 +8,7 @@ import pytest
 
 from services.runtime.state.batch_store import MAX_EVALUATION_SLOTS, MAX_PARTS, BatchStore
 from services.runtime.state.command_call import StoredReply
-from splitppo.batch import Batch
+from splitppo.batch import Batch, concatenate
 from splitppo.rpc.errors import Busy, InvalidArgument, LimitExceeded, NotFound, WrongState
 from splitppo.v1 import batch_pb2, worker_pb2
 
@@ -282,6 +282,44 @@ def test_what_is_held_and_what_is_coming_count_together() -> None:
         store.reserved(101).__enter__()
     with store.reserved(80):
         pass
+
+
+def stored(*batches: Batch) -> int:
+    """The bytes of images that batches hold."""
+    parts = {part for batch in batches for part in batch["images"].store.parts}
+    return sum(part.values.nbytes for part in parts)
+
+
+def test_parts_that_have_images_in_common_hold_them_once() -> None:
+    store = BatchStore(1000)
+    first, second, third = [1] * 100, [2] * 100, [3] * 100
+    store.put(experience(1, part=1), Batch.from_rows(places=[[0], [3]], images=[first, second]), 0)
+    store.put(experience(1, part=2), Batch.from_rows(places=[[1], [4]], images=[first, third]), 0)
+    store.put(experience(1, part=3), Batch.from_rows(places=[[5], [2]], images=[third, second]), 0)
+
+    parts = [store.get(experience(1, part=part)) for part in (1, 2, 3)]
+    whole = store.get(experience(1))
+
+    assert stored(*parts, whole) == 300
+    assert [row.tolist() for row in parts[2]["images"].rows()] == [third, second]
+    assert [row.tolist() for row in whole["images"].rows()] == [first, first, second, second, third, third]
+    num_numbers = 2 * 3 + 2 * 3 + 3  # of each row its place's length and its stored row; lengths of stored rows
+    with pytest.raises(Busy, match=f": {300 + 4 * 6 + 4 * num_numbers} of 1000 bytes are taken"):
+        store.reserved(900).__enter__()
+
+
+def test_responses_have_the_images_of_the_prompts_where_those_are_stored() -> None:
+    store = BatchStore()
+    reply = StoredReply("", worker_pb2.CommandResult())
+    prompts = Batch.from_rows(prompts=[[1], [2]], images=[[1] * 100, [2] * 100])
+    store.put(experience(1), prompts, 0)
+    # As they come from other ranks: the same bytes at another place.
+    part = Batch.from_rows(prompts=[[2], [2]], responses=[[5], [6]], images=[[2] * 100] * 2)
+    store.add_part(experience(1), 1, part)
+    store.absorb(experience(1), concatenate([part, part]), "generate", reply)
+
+    assert stored(prompts, store.get(experience(1, part=1)), store.get(experience(1))) == 200
+    assert [row.tolist() for row in store.get(experience(1))["images"].rows()] == [[2] * 100] * 4
 
 
 @pytest.mark.parametrize("slot", [experience(1), experience(9), evaluation(0), evaluation(3, part=7)])
