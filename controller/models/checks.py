@@ -29,6 +29,7 @@ from splitppo.config.frozen_weights import frozen_names, refuse_all_frozen
 from splitppo.config.rope import rope_switch
 from splitppo.config.section import TrainedRoleName
 from splitppo.config_error import config_errors
+from splitppo.images.settings import FAMILIES
 from splitppo.plain_file import read_plain
 from splitppo.weight_files import EXPECTED
 
@@ -119,11 +120,19 @@ def _names_in_adapter(model: TrainedModelConfig, role: TrainedRoleName) -> set[s
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:
-    """Reads the integers of a text model's config.json by name; ConfigError if rows are too long for it."""
+    """Reads the integers of a model's config.json by name; ConfigError if rows are too long for it.
+
+    They are those of its language model, if it reads images, too.
+    """
     entries = {**read_description(model, key), **override}
     kind = str(entries.get("model_type"))
-    if "vision_config" in entries and "_vl" in kind:  # of others transformers may have a text model: a worker knows
-        raise ConfigError(f"{key} is a vision-language model ({kind}); only text models can be trained")
+    is_vision_model = "vision_config" in entries and "_vl" in kind  # of others transformers may have a text model
+    if is_vision_model and (kind not in FAMILIES or key not in ("actor.model", "critic.model")):
+        families = " and ".join(FAMILIES)
+        raise ConfigError(
+            f"{key} is a vision-language model ({kind}); only text models can be used here, and {families} as"
+            " actor.model and critic.model"
+        )
     _check_weights(model, key)
     if key != "critic.model" and (folder := Path(model).expanduser()).is_dir():  # a value model has no output layer
         check_tied_weights(folder, entries, key)

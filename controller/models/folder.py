@@ -16,6 +16,8 @@ _HUB_FILES = [
     GENERATION_CONFIG,
     "config.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
 ]

@@ -15,6 +15,8 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 }
 _TOKEN_IDS = {"image_token_id": 151655, "vision_start_token_id": 151652, "vision_end_token_id": 151653}
 
+FAMILIES = tuple(_DEFAULTS)
+
 # What transformers' Qwen2VLImageProcessor, which serves both families, takes where the folder says nothing.
 _MIN_PIXELS = 56 * 56
 _MAX_PIXELS = 28 * 28 * 1280
@@ -83,8 +85,8 @@ def read_image_settings(
     if vision is None:
         return None
     family = str(config.get("model_type"))
-    if not isinstance(vision, dict) or family not in _DEFAULTS:
-        families = " and ".join(_DEFAULTS)
+    if not isinstance(vision, dict) or family not in FAMILIES:
+        families = " and ".join(FAMILIES)
         raise ValueError(f"{folder}: images are read by models of the types {families}, this one is {family!r}")
     sizes = {
         key: _whole(folder / "config.json", key, vision.get(key, _DEFAULTS[family][key])) for key in _DEFAULTS[family]

@@ -24,8 +24,13 @@ def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False, **m
     backend.save(str(folder / "tokenizer.json"))
     sizes = {"vocab_size": vocab_size, **more}
     (folder / "config.json").write_text(json.dumps({"text_config": sizes} if nested else sizes))
-    (folder / "model.safetensors").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + bytes(4))
+    write_weights(folder)
     return str(folder)
+
+
+def write_weights(folder: Path) -> None:
+    """Writes a file of weights with one number in it."""
+    (folder / "model.safetensors").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + bytes(4))
 
 
 def write_rows(file: Path, *data_sources: str) -> str:

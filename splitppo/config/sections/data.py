@@ -69,6 +69,21 @@ class DataConfig(Section):
     prompt_key: str = "prompt"
     """The column that holds the prompt: a list of chat messages, or plain text."""
 
+    image_key: str = "images"
+    """The column that holds the images of a prompt: a list of {bytes, path} or of paths, or null. Each `<image>` in the
+    text of a message stands for one of them, in their order."""
+
+    min_pixels: Annotated[PositiveInt | None, SHAPES_WORKER] = None
+    """The smallest number of pixels to which an image is scaled up. null: that of the model's
+    preprocessor_config.json."""
+
+    max_pixels: Annotated[PositiveInt | None, SHAPES_WORKER] = None
+    """The largest number of pixels to which an image is scaled down. An image has a token for each 28x28 (Qwen2.5-VL)
+    or 32x32 (Qwen3-VL) of them. null: that of the model's preprocessor_config.json."""
+
+    max_image_bytes: PositiveInt = 20_000_000
+    """The largest file of an image, in bytes. A row with a larger one is an error."""
+
     max_samples: PositiveInt | None = None
     """Only the first N training rows that pass `filters` are used, over all files in their order. null: all rows."""
 
@@ -106,7 +121,9 @@ class DataConfig(Section):
     """Further arguments that the chat template is called with, e.g. {enable_thinking: false}."""
 
     def _check_keys(self) -> None:
-        """Raises ValueError if train_weights do not fit the files, or something else chooses the prompts."""
+        """Raises ValueError if bounds of pixels contradict each other, or train_weights do not fit what is read."""
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels ({self.min_pixels}) must not exceed max_pixels ({self.max_pixels})")
         if self.train_weights is None:
             return
         if len(self.train_weights) != len(self.train_files):

@@ -238,12 +238,18 @@ def test_rows_over_the_switch_of_longrope_are_refused(tmp_path: Path, make: Any)
         check_models(make(actor__model=model, data__max_response_length=4))
 
 
-@pytest.mark.parametrize("key", ["actor", "critic"])
-def test_a_vision_language_model_is_refused(tmp_path: Path, make: Any, key: str) -> None:
-    model = write_model(tmp_path / "vl", model_type="qwen2_5_vl", vision_config={"depth": 2})
-    sentence = rf"^{key}\.model is a vision-language model \(qwen2_5_vl\); only text models can be trained$"
+@pytest.mark.parametrize("key", ["actor", "critic", "teacher"])
+def test_a_vision_language_model_of_another_family_or_use_is_refused(tmp_path: Path, make: Any, key: str) -> None:
+    known = write_model(tmp_path / "known", model_type="qwen2_5_vl", vision_config={"depth": 2})
+    other = write_model(tmp_path / "other", model_type="qwen2_vl", vision_config={"depth": 2})
+    model, kind = (known, "qwen2_5_vl") if key == "teacher" else (other, "qwen2_vl")
+    sentence = (
+        rf"^{key}\.model is a vision-language model \({kind}\); only text models can be used here, and qwen2_5_vl"
+    )
     with pytest.raises(ConfigError, match=sentence):
         check_models(make(**{f"{key}__model": model}))
+    if key != "teacher":
+        check_models(make(**{f"{key}__model": known}))
 
 
 @pytest.mark.parametrize(
