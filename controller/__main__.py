@@ -144,7 +144,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = shown_config(config, with_defaults=with_defaults)
-    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{tried}{run}\n{memory}\n")
+    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{inputs.image_report}{tried}{run}\n{memory}\n")
     for warning in filter(None, (fp32_on_gpus(config), idle_policy(config))):
         sys.stderr.write(f"warning: {warning}\n")
     check_devices(config, gpus)  # after the plan, which is of use also on a machine that is not to run it

@@ -9,6 +9,7 @@ from functools import partial
 
 from controller.conversations.checks import check_conversations, load_tools
 from controller.conversations.trial import try_environments
+from controller.data.image_checks import check_images, image_report
 from controller.data.privileged_prompts import check_privileged
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptSource, load_prompts, warn_of_no_template
@@ -19,6 +20,7 @@ from controller.data.teachers import check_teachers
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from controller.memory.gpus import check_optimizer_offload
 from controller.models.checks import check_models
+from controller.models.vision import read_vision_input
 from controller.ppo.advantages.registry import try_estimator
 from controller.run.folder import check_weights_folder
 from controller.run.training_rows import TrainingRows
@@ -61,6 +63,12 @@ class Inputs:
     def data_sources(self) -> frozenset[str]:
         """The data sources of all prompts for training and validation."""
         return frozenset[str]().union(*(table.data_sources for table in self.tables))
+
+    @property
+    def image_report(self) -> str:
+        """Lines that say how many images the prompts have, and how many tokens these; "" without images."""
+        of_validation = "" if self.val_prompts is None else image_report("validation", self.val_prompts)
+        return image_report("training", self.prompts.table) + of_validation
 
     def with_last_step(self, config: Config) -> Config:
         """Sets `run.total_steps` in a copy of `config` to the run's last step, also if `run.total_epochs` limits it."""
@@ -156,9 +164,13 @@ def read_inputs(config: Config, vocab_size: int | None) -> Inputs:
     multi_turn = config.rollout.multi_turn
     tools_of = load_tools(config, tokenizer)
     needs_truth = partial(needs_ground_truth, config.reward)
-    table = load_prompts(data, tokenizer, "train", tools_of, needs_truth)
+    vision = read_vision_input(config)
+    table = load_prompts(data, tokenizer, "train", tools_of, needs_truth, vision)
+    check_images(config, table.rows)
     prompts = open_prompt_source(data, table, seed=config.run.seed)
-    val_prompts = load_prompts(data, tokenizer, "val", tools_of, needs_truth) if data.val_files else None
+    val_prompts = load_prompts(data, tokenizer, "val", tools_of, needs_truth, vision) if data.val_files else None
+    if val_prompts is not None:
+        check_images(config, val_prompts.rows)
     reward_tokenizer = None
     if config.reward_model_host is not None:
         is_model_here = config.services.launch == "local"
@@ -187,6 +199,6 @@ async def try_inputs(config: Config, inputs: Inputs) -> str:
     Raises:
         ConfigError: one of them cannot be used.
     """
-    everything = PromptBatch.join(inputs.tables)
+    everything = PromptBatch.join([table.of_texts() for table in inputs.tables])
     scores = await try_reward_functions(config, inputs.tokenizer, everything, inputs.scored_sources(config))
     return scores + await try_environments(config, inputs.tokenizer, inputs.tables)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Literal, NoReturn
 
@@ -12,7 +12,9 @@ import uvloop
 
 from controller.conversations.conversation import EnvironmentsFailed
 from controller.conversations.environments import Environments, open_environments
+from controller.data.image_checks import wrong_image
 from controller.data.privileged_prompts import privileged_prompts
+from controller.data.prompt_files import PromptRow
 from controller.memory.gpus import check_devices, visible_gpus
 from controller.memory.plan import memory_plan
 from controller.outcome import RunOutcome, sentence
@@ -94,6 +96,7 @@ class Session:
         sinks = (files.receive, self._record.receive, waking(self._trackers.wake), self._display.receive)
         self._recorder = Recorder(config, sinks)
         self._trainer: Trainer | None = None
+        self._rows: Sequence[PromptRow] = ()  # of all prompts
         self._restored = RunState.initial(config)
         self._phase: Phase = "preparing"
 
@@ -187,6 +190,7 @@ class Session:
         self._say_what_starts(inputs, point.step)
         rewards = RewardManager(config.reward, inputs.scored_sources(config), self._folder.path / "judge.jsonl")
         rows = inputs.prompts.table.rows
+        self._rows = inputs.rows
         async with rewards, open_environments(config, inputs.tokenizer, rows) as environments:
             self._phase = "starting"
             scorer = Scorer(inputs.tokenizer, rewards, inputs.reward_tokenizer, stop=config.rollout.stop)
@@ -211,6 +215,8 @@ class Session:
         for change in changes:
             log.info("changed since the last start: %s", change)
         self._display.start(batch_plan(config), config, step=step)
+        for line in inputs.image_report.splitlines():
+            log.info("%s", line)
         gpus = visible_gpus(config)
         misfit = memory_plan(config, gpus, host_memory().total).misfit if gpus else None  # an estimate ends no run
         crowded = crowding(config, permitted_cores())
@@ -249,11 +255,16 @@ class Session:
         return True
 
     async def _train_recovering(self, train: Callable[[], Awaitable[None]]) -> None:
-        """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint."""
+        """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint.
+
+        Raises:
+            ConfigError: a group has found out that an image of the data files cannot be read.
+        """
         while True:
             try:
                 return await train()
             except (WireError, GroupFailed) as error:
+                self._refuse_wrong_image(error)
                 if self._outcome.signal is not None or not self._groups.can_recover(error):
                     raise
                 pause_s = await self._pause_before_restart(error)
@@ -262,8 +273,15 @@ class Session:
                 await self._groups.discard_lost(error)
                 await asyncio.sleep(pause_s)
 
+    def _refuse_wrong_image(self, error: Exception) -> None:
+        """Raises ConfigError if a group says that an image of the data files is wrong, as it would say again."""
+        wrong = wrong_image(sentence(error), self._rows)
+        if wrong is not None:
+            raise ConfigError(wrong) from error
+
     async def _restart_rollout(self, error: Exception) -> None:
         """Starts the lost rollout group again; no other group is disturbed, and no step is done again."""
+        self._refuse_wrong_image(error)
         if not self._groups.can_recover(error, ("rollout",)):
             raise error
         while True:

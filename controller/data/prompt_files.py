@@ -1,12 +1,13 @@
 """Reads and checks rows of prompts from parquet files, JSONL files or a user's class."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from controller.data.chat_template import as_messages
+from controller.data.image_rows import OTHER_MEDIA, RowImageReader
+from controller.data.images import NO_IMAGES, RowImages
 from controller.data.row_values import check_texts, is_missing, without_nulls
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.subsections.row_filters import Condition, ValueRange, passes
@@ -15,13 +16,11 @@ from splitppo.jsonl import read_jsonl
 from splitppo.user_file import describe, load_from_file
 
 Split = Literal["train", "val"]
-# Columns with images, videos and sounds, and their signs in prompts, as in verl's data.
-_MEDIA_COLUMNS = ("images", "videos", "audios")
-_MEDIA_SIGNS = ("<image>", "<video>", "<audio>")
 # The rows of a file may have so many characters, or so many for each byte: what repeats needs little room in a file.
 _MAX_CHARACTERS = 2**28
 _MAX_CHARACTERS_PER_BYTE = 100
 _ROWS_AT_A_TIME = 64  # of a parquet file; its rows may be much longer than in the file
+_ROWS_WITH_MEDIA_AT_A_TIME = 8
 _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
 NeedsTruth: TypeAlias = Callable[[str], bool]  # whether responses of a data source are compared with a ground truth
 
@@ -36,6 +35,7 @@ class PromptRow:
         data_source, ground_truth, extra_info: the input of the scorer.
         file_index: the index of its file in the split.
         observation: the text by which its environment began, which follows the prompt.
+        images: the images of the prompt, in their order.
     """
 
     place: str
@@ -45,6 +45,7 @@ class PromptRow:
     extra_info: dict[str, Any]
     file_index: int = 0
     observation: str = ""
+    images: RowImages = NO_IMAGES
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -74,57 +75,82 @@ def always_needed(data_source: str) -> bool:  # noqa: ARG001 - of NeedsTruth
     return True
 
 
-def read_rows(config: DataConfig, split: Split, needs_truth: NeedsTruth = always_needed) -> list[PromptRow]:
+class _Source(NamedTuple):
+    """A data file of a split, or the user's class.
+
+    Attributes:
+        name: for errors.
+        folder: the folder to which paths in its rows are relative.
+        max_characters: the most characters that its rows may have.
+        contents: its rows.
+    """
+
+    name: str
+    folder: Path
+    max_characters: float
+    contents: _Contents
+
+
+def read_rows(
+    config: DataConfig,
+    split: Split,
+    needs_truth: NeedsTruth = always_needed,
+    images: RowImageReader | None = None,
+) -> list[PromptRow]:
     """Reads the first `max_samples` rows of a split (train or val) that pass its filters, in the order of its files.
+
+    `images` reads the images of the rows; None: rows with images are refused.
 
     Raises:
         ConfigError: a file is missing, unreadable or empty, a row lacks a column or the ground truth that it needs, or
-            has a text that cannot be encoded, the user's class fails, or no row passes the filters.
+            has a text that cannot be encoded or an image that is not read, the user's class fails, or no row passes the
+            filters.
     """
+    images = images or RowImageReader(config)
     is_train = split == "train"
     key = "data.custom_cls" if config.custom_cls.path else f"data.{split}_files"
     max_samples = config.max_samples if is_train else config.val_max_samples
     filters_key, filters = ("data.filters", config.filters) if is_train else ("data.val_filters", config.val_filters)
     rows: list[PromptRow] = []
     num_read = 0
-    for file_index, (name, max_characters, contents) in enumerate(_sources(config, split, filters)):
+    for file_index, source in enumerate(_sources(config, split, filters)):
         is_empty = True
         num_characters = 0
-        for place, content in contents if len(rows) != max_samples else ():
+        for place, content in source.contents if len(rows) != max_samples else ():
             is_empty = False
             num_read = num_read + 1
             row, length = _checked(content, place, config.prompt_key, file_index, needs_truth)
             num_characters += length
-            if num_characters > max_characters:
+            if num_characters > source.max_characters:
                 raise ConfigError(
                     f"{place}: the rows up to this one have {num_characters:,} characters, much more than the file has"
                     f" bytes; expected at most {_MAX_CHARACTERS:,}, or {_MAX_CHARACTERS_PER_BYTE} for each byte"
                 )
             if all(passes(_value(content, place, column), condition) for column, condition in filters.items()):
-                rows.append(row)
+                prompt, of_row = images.read(content, row.prompt, place, source.folder)
+                rows.append(replace(row, prompt=prompt, images=of_row))
             if len(rows) == max_samples:
                 break
         if is_empty and len(rows) != max_samples:
-            raise ConfigError(f"{key}: {name} has no rows")
+            raise ConfigError(f"{key}: {source.name} has no rows")
     if not rows:
         raise ConfigError(f"{filters_key}: none of the {num_read} rows of {key} passes {_shown_filters(filters)}")
     return rows
 
 
-def _sources(
-    config: DataConfig, split: Split, filters: Mapping[str, Condition]
-) -> Iterator[tuple[str, float, _Contents]]:
-    """Yields (name, characters that its rows may have, rows) of each data file of a split, or of the user's class."""
+def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition]) -> Iterator[_Source]:
+    """Yields each data file of a split, or the user's class."""
     files = config.train_files if split == "train" else config.val_files
     if config.custom_cls.path is not None and config.custom_cls.name is not None:
         name = f"{config.custom_cls.name} of {config.custom_cls.path}"
-        yield name, inf, _custom_rows(config.custom_cls.path, config.custom_cls.name, config, split)
+        yield _Source(name, Path(), inf, _custom_rows(config.custom_cls.path, config.custom_cls.name, config, split))
         return
+    media = (config.image_key, *OTHER_MEDIA)
     for file in (Path(file).expanduser() for file in files):
         if not file.is_file():
             raise ConfigError(f"data.{split}_files: no such file {file}")
         limit = max(_MAX_CHARACTERS, _MAX_CHARACTERS_PER_BYTE * file.stat().st_size)
-        yield str(file), limit, _file_rows(file, [config.prompt_key, *filters])
+        yield _Source(str(file), file.parent, limit, _file_rows(file, [config.prompt_key, *filters], media))
 
 
 def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Contents:
@@ -145,10 +171,10 @@ def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Co
         raise ConfigError(f"data.custom_cls: {name} of {path} gave no {split} rows: {describe(error)}") from error
 
 
-def _file_rows(file: Path, wanted: Sequence[str]) -> _Contents:
+def _file_rows(file: Path, wanted: Sequence[str], media: Sequence[str]) -> _Contents:
     """Yields the place ("file, line 7", from 1) and the content of each row of a parquet or JSONL file."""
     if file.suffix == ".parquet":
-        yield from _parquet_rows(file, wanted)
+        yield from _parquet_rows(file, wanted, media)
     elif file.suffix in {".jsonl", ".json"}:
         with config_errors(ValueError):
             for number, content in read_jsonl(file):
@@ -157,11 +183,11 @@ def _file_rows(file: Path, wanted: Sequence[str]) -> _Contents:
         raise ConfigError(f"{file}: expected a .parquet or .jsonl file")
 
 
-def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
+def _parquet_rows(file: Path, wanted: Sequence[str], media: Sequence[str]) -> _Contents:
     """Yields the place ("file, row 7", from 1) and the columns of each row of a parquet file, or raises a ConfigError.
 
-    Only those columns are read that a prompt may need, and those of `wanted`. Of a name with dots, such as
-    "extra.level", the column before the first dot is read, too.
+    Only those columns are read that a prompt may need: those of `wanted`, and those of `media`, of which few rows are
+    in memory at a time. Of a name with dots, such as "extra.level", the column before the first dot is read, too.
     """
     import pyarrow.parquet as pq  # slow to import, and JSONL does not need it
     from pyarrow import ArrowException
@@ -169,10 +195,12 @@ def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
     kinds = (ArrowException, OSError, UnicodeDecodeError, MemoryError)
     unreadable = config_errors(*kinds, before=f"{file} is not a readable parquet file: ")
     with unreadable, pq.ParquetFile(file) as table:
-        of_all = {"data_source", "reward_model", "extra_info", *_MEDIA_COLUMNS, *wanted}
+        of_all = {"data_source", "reward_model", "extra_info", *media, *wanted}
         of_all |= {name.split(".")[0] for name in wanted}
         columns = [name for name in table.schema_arrow.names if name in of_all]
-        batches = table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns)
+        has_media = not {*media}.isdisjoint(columns)
+        batch_size = _ROWS_WITH_MEDIA_AT_A_TIME if has_media else _ROWS_AT_A_TIME
+        batches = table.iter_batches(batch_size=batch_size, columns=columns)
         for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
             yield f"{file}, row {number}", content
 
@@ -194,8 +222,6 @@ def _checked(
 
     reward_model = column("reward_model", dict, "a mapping with 'ground_truth'")
     prompt = column(prompt_key, (str, list), "chat messages or text")
-    if medium := _medium_in(content, prompt):
-        raise ConfigError(f"{place}: {medium}; models are trained on text alone here")
     row = PromptRow(
         place=place,
         prompt=prompt if isinstance(prompt, str) else [_without_nulls(message) for message in prompt],
@@ -217,24 +243,6 @@ def _without_nulls(message: Any) -> Any:
     kept = without_nulls(message)
     is_call = isinstance(message, Mapping) and bool(message.get("tool_calls"))
     return {"content": None, **kept} if is_call else kept
-
-
-def _medium_in(content: Mapping[str, Any], prompt: str | list[Any]) -> str:
-    """Returns a clause that says where a data row has images, videos or sounds; "" if the row is text alone.
-
-    As in verl, the signs of media mean something only in rows that have a column for media.
-    """
-    columns = [name for name in _MEDIA_COLUMNS if name in content]
-    for name in columns:
-        if content[name] is not None and len(content[name]):
-            return f"column {name!r} is not empty"
-    for parts in (message.get("content") for message in as_messages(prompt) if isinstance(message, Mapping)):
-        for part in parts if isinstance(parts, list) else [parts]:
-            if isinstance(part, Mapping) and (part.get("type") or "text") != "text":
-                return f"the prompt has a part of type {part['type']!r}"
-            if columns and (sign := next((sign for sign in _MEDIA_SIGNS if sign in str(part)), None)):
-                return f"the prompt has {sign!r}"
-    return ""
 
 
 def _value(content: Mapping[str, Any], place: str, column: str) -> Any:

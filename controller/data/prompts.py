@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -10,8 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from controller.data.chat_template import Tools
 from controller.data.epoch_order import epoch_order, mixed_order, quotas
+from controller.data.image_rows import RowImageReader
+from controller.data.image_tokens import ImageTokens
+from controller.data.images import IMAGE_SIZES, IMAGES
 from controller.data.prompt_files import NeedsTruth, PromptRow, Split, always_needed, read_rows
 from controller.data.tokenizer import Tokenizer
+from controller.models.vision import NO_VISION, VisionInput
 from splitppo.batch import Batch, Column, concatenate
 from splitppo.columns import spec_of
 from splitppo.config import ConfigError, DataConfig
@@ -22,6 +26,8 @@ log = logging.getLogger(__name__)
 MAX_CHARACTERS = 2**22  # of one prompt; its tokens take some hundred bytes of memory for each while they are made
 NO_ROWS = np.empty(0, np.int64)
 ToolsOf: TypeAlias = Callable[[str], Tools]  # the schemas of the tools that prompts of a data source name
+# The columns that the worker groups get of prompts; those of images only if a row of the split has any.
+PROMPT_COLUMNS = ("prompts", IMAGES, IMAGE_SIZES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +39,14 @@ class PromptBatch:
         prompts: token ids.
         texts: the rendered texts, before truncation.
         rows: the rows of the data files, for the scorer.
+        images: the columns `images` and `image_sizes`; None if no row of the split has images.
     """
 
     row_indices: NDArray[np.int64]
     prompts: Column
     texts: tuple[str, ...]
     rows: tuple[PromptRow, ...]
+    images: Batch | None = None
 
     @property
     def num_prompts(self) -> int:
@@ -49,6 +57,17 @@ class PromptBatch:
         """The names of the data sources that the prompts come from."""
         return frozenset(row.data_source for row in self.rows)
 
+    @property
+    def columns(self) -> Batch:
+        """What the worker groups get of the prompts: PROMPT_COLUMNS, without those of images if there are none."""
+        tokens = Batch(self.num_prompts, {"prompts": self.prompts})
+        return tokens if self.images is None else tokens.merge(self.images)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The names of `columns`."""
+        return PROMPT_COLUMNS[:1] if self.images is None else PROMPT_COLUMNS
+
     def take(self, places: NDArray[np.int64]) -> "PromptBatch":
         """Returns a batch with the prompts at these indices of this batch, in this order."""
         return PromptBatch(
@@ -56,17 +75,23 @@ class PromptBatch:
             prompts=self.prompts.take(places),
             texts=tuple(self.texts[place] for place in places),
             rows=tuple(self.rows[place] for place in places),
+            images=None if self.images is None else self.images.take(places),
         )
+
+    def of_texts(self) -> "PromptBatch":
+        """Returns the same prompts without their images, for whoever reads texts alone."""
+        return replace(self, images=None)
 
     @classmethod
     def join(cls, batches: "Sequence[PromptBatch]") -> "PromptBatch":
-        """Concatenates the prompts of several batches into one batch, in order."""
-        columns = [Batch(batch.num_prompts, {"prompts": batch.prompts}) for batch in batches]
+        """Concatenates the prompts of several batches of a split into one batch, in order."""
+        columns = concatenate([batch.columns for batch in batches])
         return cls(
             row_indices=np.concatenate([batch.row_indices for batch in batches]),
-            prompts=concatenate(columns)["prompts"],
+            prompts=columns["prompts"],
             texts=tuple(text for batch in batches for text in batch.texts),
             rows=tuple(row for batch in batches for row in batch.rows),
+            images=columns.select([IMAGES, IMAGE_SIZES]) if IMAGES in columns else None,
         )
 
     def parts(self, num_prompts: int) -> "Iterator[PromptBatch]":
@@ -75,7 +100,7 @@ class PromptBatch:
             yield self.take(np.arange(start, min(start + num_prompts, self.num_prompts)))
 
     def to_batch(self, run_seed: int, step: int, num_samples: int, *, earlier: NDArray[np.int64] = NO_ROWS) -> Batch:
-        """Makes the input of the RPC Generate: a row per prompt with `prompts` and `num_samples` sampling `seeds`.
+        """Makes the input of the RPC Generate: a row per prompt with `columns` and `num_samples` sampling `seeds`.
 
         A prompt that repeats in the batch, or whose row index is in `earlier` (prompts of this step), gets new seeds.
         """
@@ -83,7 +108,7 @@ class PromptBatch:
         samples = np.arange(num_samples) + num_samples * occurrences[:, None]
         seeds = response_seeds(run_seed, step, self.row_indices[:, None], samples)
         lengths = np.full(self.num_prompts, num_samples, np.int32)
-        return Batch(self.num_prompts, {"prompts": self.prompts, "seeds": Column(seeds.reshape(-1), lengths)})
+        return self.columns.merge(Batch(self.num_prompts, {"seeds": Column(seeds.reshape(-1), lengths)}))
 
     def repeated(self, num_samples: int) -> "PromptBatch":
         """Repeats every prompt of the batch `num_samples` times, in order, so that each response has its prompt."""
@@ -201,23 +226,25 @@ def load_prompts(
     split: Split,
     tools_of: ToolsOf = no_tools,
     needs_truth: NeedsTruth = always_needed,
+    vision: VisionInput = NO_VISION,
 ) -> PromptBatch:
-    """Reads, renders and tokenises the prompts of a split (train or val).
+    """Reads, renders and tokenises the prompts of a split (train or val); `vision` is what the policy reads of images.
 
     Raises:
-        ConfigError: as in `read_rows`, or a prompt is too long with `truncation` "error", or no prompt is left.
+        ConfigError: as in `read_rows` and `ImageTokens`, or a prompt is too long with `truncation` "error", or would be
+            cut inside an image, or no prompt is left.
     """
     key = f"data.{split}_files"
     limit = config.max_prompt_length
-    rows = read_rows(config, split, needs_truth)
+    reader = RowImageReader(config, vision)
+    placeholders = None if vision.settings is None else ImageTokens(vision.settings, tokenizer)
+    rows = read_rows(config, split, needs_truth, reader)
+    if placeholders is not None:
+        placeholders.check_texts(rows)
     texts = _rendered(rows, config.prompt_key, tokenizer, tools_of)
-    for row, text in zip(rows, texts, strict=True):
-        if len(text) > MAX_CHARACTERS:
-            raise ConfigError(f"{row.place}: the prompt has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
-    ids = tokenizer.encode_batch([row.prompt for row in rows], texts)
-    for row, prompt in zip(rows, ids, strict=True):
-        if len(prompt) == 0:
-            raise ConfigError(f"{row.place}: column {config.prompt_key!r} has no tokens")
+    ids = _encoded(rows, texts, config.prompt_key, tokenizer)
+    if placeholders is not None:
+        ids = [placeholders.expanded(prompt, row) for prompt, row in zip(ids, rows, strict=True)]
     kept = np.flatnonzero([not config.filter_overlong_prompts or len(prompt) <= limit for prompt in ids])
     if len(kept) == 0:
         with_tools = ", with its tools" if any(tools_of(row.data_source) for row in rows) else ""
@@ -227,12 +254,15 @@ def load_prompts(
         )
     if len(kept) < len(rows):
         log.warning("%s: %d of %d prompts are overlong and left out", key, len(rows) - len(kept), len(rows))
-    fitting = [_truncated(ids[index], config, rows[index].place) for index in kept]
+    fitting = [_truncated(ids[index], config, rows[index], placeholders) for index in kept]
+    kept_rows = tuple(rows[index] for index in kept)
+    has_images = any(row.images.names for row in kept_rows)
     return PromptBatch(
         row_indices=np.arange(len(kept)),
         prompts=Column.from_rows(fitting, spec_of("prompts").dtype),
         texts=tuple(texts[index] for index in kept),
-        rows=tuple(rows[index] for index in kept),
+        rows=kept_rows,
+        images=reader.columns_of([row.images for row in kept_rows]) if has_images else None,
     )
 
 
@@ -269,21 +299,45 @@ def _rendered(rows: Sequence[PromptRow], prompt_key: str, tokenizer: Tokenizer, 
     return texts
 
 
-def _truncated(ids: NDArray[np.int32], config: DataConfig, place: str) -> NDArray[np.int32]:
+def _encoded(
+    rows: Sequence[PromptRow], texts: Sequence[str], prompt_key: str, tokenizer: Tokenizer
+) -> list[NDArray[np.int32]]:
+    """Returns the tokens of each row's rendered text; ConfigError names the first row that has too much or nothing."""
+    for row, text in zip(rows, texts, strict=True):
+        if len(text) > MAX_CHARACTERS:
+            raise ConfigError(f"{row.place}: the prompt has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
+    ids = tokenizer.encode_batch([row.prompt for row in rows], texts)
+    for row, prompt in zip(rows, ids, strict=True):
+        if len(prompt) == 0:
+            raise ConfigError(f"{row.place}: column {prompt_key!r} has no tokens")
+    return ids
+
+
+def _truncated(
+    ids: NDArray[np.int32], config: DataConfig, row: PromptRow, placeholders: ImageTokens | None
+) -> NDArray[np.int32]:
     """Cuts a prompt with too many tokens to `data.max_prompt_length`, at the place that `data.truncation` names.
 
-    "left" and "right" cut tokens off on that side, "middle" keeps both ends. With "error" it raises a ConfigError.
+    "left" and "right" cut tokens off on that side, "middle" keeps both ends. With "error" it raises a ConfigError, and
+    also if it would cut an image.
     """
     limit = config.max_prompt_length
     if len(ids) <= limit:
         return ids
     if config.truncation == "error":
         raise ConfigError(
-            f"{place}: the prompt has {len(ids)} tokens, more than data.max_prompt_length ({limit});"
+            f"{row.place}: the prompt has {len(ids)} tokens, more than data.max_prompt_length ({limit});"
             " raise it, or set data.filter_overlong_prompts or data.truncation"
         )
     head = {"left": 0, "right": limit, "middle": limit // 2}[config.truncation]
-    return np.concatenate([ids[:head], ids[len(ids) - (limit - head) :]])
+    tail = len(ids) - (limit - head)
+    cut = None if placeholders is None else placeholders.first_cut(ids, row, head, tail)
+    if cut is not None:
+        raise ConfigError(
+            f"{row.place}: truncation {config.truncation!r} would cut image {cut}; raise data.max_prompt_length or"
+            " lower data.max_pixels"
+        )
+    return np.concatenate([ids[:head], ids[tail:]])
 
 
 def warn_of_no_template(tokenizer: Tokenizer, rows: Iterable[PromptRow]) -> None:

@@ -83,7 +83,7 @@ def save_vision_policy(
     save_tokenizer(
         folder, vocabulary=VISION_VOCABULARY, chat_template=VISION_CHAT_TEMPLATE, more_special=VISION_SPECIAL
     )
-    _save_image_settings(folder, family)
+    save_image_settings(folder, family)
     return folder
 
 
@@ -127,7 +127,7 @@ def _config(config_class: str, family: Family, vision: Mapping[str, Any], change
     )
 
 
-def _save_image_settings(folder: Path, family: Family) -> None:
+def save_image_settings(folder: Path, family: Family) -> None:
     """Writes preprocessor_config.json with the keys that the family's models on the hub have."""
     patch_size = _TOWERS[family]["patch_size"]
     token_pixels = (2 * patch_size) ** 2

@@ -36,11 +36,11 @@ def prompts(rows: list[PromptRow]) -> str:
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
-        ({"images": [{"bytes": "x"}]}, "column 'images' is not empty"),
-        ({"videos": ["a.mp4"]}, "column 'videos' is not empty"),
-        ({"images": [], "prompt": "<image>What is it?"}, "the prompt has '<image>'"),
-        ({"videos": None, "prompt": [{"role": "user", "content": "See <video>."}]}, "the prompt has '<video>'"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "the prompt has a part of type 'image'"),
+        ({"images": [{"bytes": "x"}]}, "actor.model has no vision tower, but column 'images' is not empty"),
+        ({"videos": ["a.mp4"]}, "column 'videos' is not empty; models are trained on texts and images alone"),
+        ({"images": [], "prompt": "<image>What is it?"}, "the prompt has 1 <image>, column 'images' has no images"),
+        ({"videos": None, "prompt": [{"role": "user", "content": "See <video>."}]}, "the prompt has '<video>'; models"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "the prompt has 1 <image>, column 'images'"),
     ],
 )
 def test_a_row_with_more_than_text_is_refused_with_its_place(
@@ -50,7 +50,7 @@ def test_a_row_with_more_than_text_is_refused_with_its_place(
     jsonl, parquet = write_jsonl(tmp_path / "t.jsonl", rows), tmp_path / "t.parquet"
     pq.write_table(pa.Table.from_pylist([rows[1]]), parquet)
     for file, place in ((jsonl, "line 2"), (str(parquet), "row 1")):
-        with pytest.raises(ConfigError, match=f"{place}: {what}; models are trained on text alone"):
+        with pytest.raises(ConfigError, match=f"{place}: {what}"):
             load(file)
     assert prompts(load(write_jsonl(tmp_path / "text.jsonl", rows[:1]))) == "a"
 
