@@ -336,7 +336,7 @@ class _Sampling:
 
     async def _put_to_actor(self) -> None:
         parts = self.parts.items
-        columns = ("prompts", *self.columns)
+        columns = (*self.prompts_B.column_names, *self.columns)
         rollouts = in_order([part.rollouts.select(columns) for part in parts], parts)
         await self.groups.actor.put_batch(self.asked.slot, rollouts)
 
@@ -371,7 +371,7 @@ class _Sampling:
         """Adds responses that have arrived, as the next part."""
         slot = self.asked.slot
         prompts = self.prompts_B.take(places.astype(np.int64))
-        rollouts = Batch(len(places), {"prompts": prompts.prompts}).merge(mask_lost(columns, conversations))
+        rollouts = prompts.columns.merge(mask_lost(columns, conversations))
         if not self._is_one_part:
             slot = Slot(kind=slot.kind, step=slot.step, part=len(self.parts.items) + 1)
             numbers = Column(places, np.ones(len(places), np.int32))

@@ -10,6 +10,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from controller.conversations.conversation import Conversation
+from controller.data.images import IMAGE_SIZES, IMAGES
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores, Text, objects
@@ -17,6 +18,7 @@ from controller.sampling.keep import Groups
 from controller.step.stored_rollouts import (
     Arrays,
     check_prompts,
+    image_names,
     parse_rollouts,
     prompts_of_rows,
     serialise_rollouts,
@@ -82,6 +84,7 @@ class FinishedRollouts:
             "origin": asdict(self.origin),
             "num_answered": len(self.answered),
             "columns": list(of_rollouts),
+            "images": None if groups.prompts.images is None else image_names(groups.prompts),
             "responses": [text.response for text in scores.texts],
             "failures": [failure and failure.value for failure in scores.failures],
             "messages": scores.messages.tolist(),
@@ -114,7 +117,10 @@ class FinishedRollouts:
         columns = {name: stored_column(arrays, f"rollouts.{name}") for name in others["columns"]}
         rollouts = Batch(len(columns["prompts"].lengths), columns)
         # Not `rollouts.prompts`: an environment may have put its opening messages into these.
-        check_prompts(stored_column(arrays, "prompts"), prompts, "rollout.staleness 1")
+        check_prompts(stored_column(arrays, "prompts"), prompts, "rollout.staleness 1", others.get("images"))
+        if prompts.images is not None:
+            prompts_B = prompts.repeated(rollouts.num_rows // prompts.num_prompts)
+            rollouts = rollouts.merge(prompts_B.columns.select([IMAGES, IMAGE_SIZES]))
         answered = [
             (prompts_of_rows(arrays[f"answered.{number}.row_indices"], table), arrays[f"answered.{number}.scores"])
             for number in range(others["num_answered"])

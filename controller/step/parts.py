@@ -7,7 +7,7 @@ from typing import Protocol
 
 from controller.conversations.conversation import check_lost, warn_of_no_rewards, without_lost
 from controller.data.privileged_prompts import PrivilegedPrompts
-from controller.data.prompts import Answered, PromptBatch
+from controller.data.prompts import PROMPT_COLUMNS, Answered, PromptBatch
 from controller.ppo.distillation import teachers_of_rows
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
@@ -82,7 +82,7 @@ class RowsSentOnce:
         """
         async with self._sending:
             if part.slot.part not in self._sent:
-                names = ("prompts", "responses", "segments", "places")
+                names = (*PROMPT_COLUMNS, "responses", "segments", "places")
                 rows = part.rollouts.select(name for name in names if name in part.rollouts)
                 numbers = teachers_of_rows(teacher, [row.data_source for row in part.prompts.rows])
                 privileged = await self._privileged_tokens(part)

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.data.prompts import NO_ROWS, Answered, PromptBatch, PromptSource
+from controller.data.prompts import NO_ROWS, PROMPT_COLUMNS, Answered, PromptBatch, PromptSource
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.run.end import RunEnd
@@ -102,7 +102,7 @@ class SampledRollouts:
             async for part in sample(self._step.sampling, self._asked, record, on_actor=self.on_actor):
                 self.parts.append(part)
             self.parts.complete()
-            columns = ("prompts", *self._asked.columns)
+            columns = (*self.prompts.column_names, *self._asked.columns)
             return in_order([part.rollouts.select(columns) for part in self.parts.items], self.parts.items)
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:
@@ -128,7 +128,7 @@ class KeptRollouts:
         self.on_actor = asyncio.Event()
         self.prompts = self.groups.prompts
         self.scores: Scores | None = self.groups.scores
-        names = ("prompts", "responses", *CONVERSATION_COLUMNS)
+        names = (*PROMPT_COLUMNS, "responses", *CONVERSATION_COLUMNS)
         self._kept = rollouts.select(name for name in names if name in rollouts)
         self.parts = GrowingList([self._only_part()], is_complete=True)
 

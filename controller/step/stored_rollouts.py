@@ -1,12 +1,12 @@
 """The form of the file in which a checkpoint stores rollouts, finished or begun: safetensors, with a JSON in it.
 
 Arrays have the names of their columns; a column of ragged rows is two arrays, `NAME.values` and `NAME.lengths`; one
-array of bytes holds JSON for everything else. Texts of prompts that are in the data files are left out: the file has
-their row indices, and their tokens, which show if a data file has changed.
+array of bytes holds JSON for everything else. Texts and images of prompts that are in the data files are left out: the
+file has their row indices, and their tokens and the names of their images, which show if a data file has changed.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,14 +60,22 @@ def prompts_of_rows(row_indices: NDArray[np.int64], table: PromptBatch) -> Promp
     return table.take(row_indices)
 
 
-def check_prompts(stored: Column, prompts: PromptBatch, key: str) -> None:
-    """Checks that the stored tokens are those of `prompts`, as `data.train_files` has them now.
+def image_names(prompts: PromptBatch) -> list[list[str]]:
+    """Returns the names of the images of each prompt, which show if a data file has changed."""
+    return [[*row.images.names] for row in prompts.rows]
+
+
+def check_prompts(
+    stored: Column, prompts: PromptBatch, key: str, stored_images: Sequence[Sequence[str]] | None = None
+) -> None:
+    """Checks that the stored tokens and names of images are those of `prompts`, as `data.train_files` has them now.
 
     Raises:
         ConfigError: they are others; `key` names what has stored them.
     """
     now = prompts.prompts
-    if not (np.array_equal(stored.lengths, now.lengths) and np.array_equal(stored.values, now.values)):
+    has_same_tokens = np.array_equal(stored.lengths, now.lengths) and np.array_equal(stored.values, now.values)
+    if not has_same_tokens or stored_images not in (None, image_names(prompts)):
         raise ConfigError(
             f"data.train_files: the checkpoint holds responses to other prompts than these ({key});"
             " expected the files that the run began with"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.data.prompts import PromptBatch
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.state import RunState
@@ -62,17 +63,18 @@ def make_run(
     rollouts: bytes | None = None,
     actor: Callable[[CallLog], FakeActor] = FakeActor,
     critic: Callable[[CallLog], FakeCritic] = FakeCritic,
+    table: PromptBatch | None = None,
     **changes: Any,
 ) -> FakeRun:
     """Returns a run after `at_step` steps, with stored `rollouts` of the next step.
 
-    `changes` as for `make_config`; `actor` and `critic` make the clients.
+    `changes` as for `make_config`; `actor` and `critic` make the clients; `table` has the training prompts.
     """
     config = make_config(run_dir, **changes)
     log = CallLog()
     policy, value, reward, scorer = actor(log), critic(log), FakeReward(log), FakeScorer(log)
     policy.committed_step = value.committed_step = at_step
-    prompts = make_prompts(config)
+    prompts = make_prompts(config, table)
     rollout = FakeRollout(log) if config.services.rollout else None
     workers = Workers.of(
         config, policy, value if config.uses_critic else None, reward if "reward" in config.roles else None, rollout

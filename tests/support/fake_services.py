@@ -73,9 +73,9 @@ def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
     return PromptBatch(np.arange(num_prompts), prompts, tuple(str(row.prompt) for row in rows), tuple(rows))
 
 
-def make_prompts(config: Config) -> PromptDataset:
-    """Returns training prompts; an epoch has three steps of two prompts."""
-    table = make_table()
+def make_prompts(config: Config, table: PromptBatch | None = None) -> PromptDataset:
+    """Returns training prompts, by default those of `make_table`; an epoch has three steps of two prompts."""
+    table = make_table() if table is None else table
     return PromptDataset(table, batch_size=config.data.draw_size, seed=config.run.seed, shuffle=True)
 
 
@@ -277,6 +277,9 @@ class FakeSampler(FakeClient, SamplingClient):
             for had, tokens in zip(begun, responses, strict=True)
         ]
         answers = Batch.from_rows(prompts=prompts, seeds=seeds, responses=responses, rollout_log_probs=sampled)
+        if "images" in asked:
+            of_prompts = np.repeat(np.arange(asked.num_rows), asked["seeds"].lengths)
+            answers = answers.merge(asked.select(["images", "image_sizes"]).take(of_prompts))
         if not max_step_tokens:
             return answers
         goes_on = [[len(tokens) < len(all_tokens)] for tokens, all_tokens in zip(responses, whole, strict=True)]
