@@ -16,7 +16,10 @@ _FUNCTIONS = "functions are chosen by data_source, and run in processes of their
 _FIRST_ROWS = "the first rows; verl takes random rows with data.shuffle"
 _LENGTH = "not needed if it is data.max_response_length, else not supported"
 _OWN_CLASS = "your class; docs/extending/prompts.md says what it must have"
-_TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
+_NO_OTHER_MEDIA = "texts and images only: a row with videos or sounds is refused"
+_OTHER_COLUMN = "one column of images, data.image_key; videos and sounds are not read"
+_PIXELS_ONLY = "min_pixels and max_pixels alone; all else is that of the model's preprocessor_config.json"
+_OF_THE_MODEL = "sizes of patches are those of the model, whose pixels are always made anew from the files"
 
 
 def _files(value: Any, _: VerlRun) -> Any:
@@ -119,12 +122,18 @@ def _data(data: Section) -> Iterator[Row]:
     for name in TOOL_FILES:
         key = f"actor_rollout_ref.rollout.multi_turn.{name}"
         yield data.checked(name, "not needed if multi_turn has the same, else not supported", same_as(key, key))
-    for medium in ("image", "video", "audio"):
-        # A script that names the column has such data, also if the name is verl's default.
-        is_given = needless((), "", _TEXT_ONLY)
-        yield data.checked(f"{medium}_key", f"not supported if it is given: {_TEXT_ONLY}", is_given, f"{medium}s")
-    yield data.unsupported("{image_keys,video_keys,audio_keys,mm_processor_kwargs,mm_processor_kwargs.**}", _TEXT_ONLY)
-    yield data.not_needed("{image_patch_size,return_multi_modal_inputs}", _TEXT_ONLY)
+    yield data.taken("image_key", "images")
+    for medium in ("video", "audio"):
+        own_name = needless((f"{medium}s",), _NO_OTHER_MEDIA, _NO_OTHER_MEDIA)
+        note = f"not needed if it is {medium}s, else not supported"
+        yield data.checked(f"{medium}_key", note, own_name, f"{medium}s")
+    yield data.unsupported("{image_keys,video_keys,audio_keys}", _OTHER_COLUMN)
+    for key in ("min_pixels", "max_pixels"):
+        yield data.renamed(f"mm_processor_kwargs.{key}", key)
+    yield data.unsupported("mm_processor_kwargs", _PIXELS_ONLY)
+    others = needless((), "", _PIXELS_ONLY)
+    yield data.checked("mm_processor_kwargs.**", f"not supported: {_PIXELS_ONLY}", others)
+    yield data.not_needed("{image_patch_size,return_multi_modal_inputs}", _OF_THE_MODEL)
     workers = "{validation_shuffle,dataloader_num_workers,filter_overlong_prompts_workers,use_shm}"
     yield data.not_needed(workers, "speed only")
     messages = "{return_raw_input_ids,return_raw_chat,return_full_prompt,need_tools_kwargs}"

@@ -174,9 +174,10 @@ def _not_needed(rollout: Section) -> Iterator[Row]:
     yield rollout.unsupported("checkpoint_engine.**", "weights reach the engine as they are")
     yield rollout.not_needed(
         "{cudagraph_capture_sizes,disable_log_stats,skip_tokenizer_init,scheduling_policy,router_config_path,"
-        "moe_load_balance_metrics_interval,limit_images}",
+        "moe_load_balance_metrics_interval}",
         "speed and logs only",
     )
+    yield rollout.not_needed("limit_images", "as many as a row of the data has")
 
 
 def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:

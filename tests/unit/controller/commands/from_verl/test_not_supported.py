@@ -15,8 +15,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "instead"),
     [
-        ("data.image_key=images", "text only"),
-        ("+data.image_keys=[images]", "text only"),
+        ("+data.image_keys=[images]", "one column of images"),
+        ("+data.video_key=clips", "texts and images only"),
+        ("+data.audio_key=sounds", "texts and images only"),
+        ("+data.mm_processor_kwargs.do_resize=False", "min_pixels and max_pixels alone"),
         ("algorithm.use_pf_ppo=True", "once per epoch"),
         ("data.gen_batch_size=1024", "a divisor of data.train_batch_size"),
         (f"+{ROLLOUT}.repetition_penalty=1.1", "the trainer's log-probs know no other change"),

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.slow
     [
         ("algorithm.kl_ctrl.target_kl=0.2", "algorithm.kl_target", 0.2),
         ("algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl", "adaptive"),
+        ("data.image_key=pictures", "data.image_key", "pictures"),
+        ("+data.mm_processor_kwargs={min_pixels: 3136, max_pixels: 50176}", "data.min_pixels", 3136),
+        ("+data.mm_processor_kwargs={min_pixels: 3136, max_pixels: 50176}", "data.max_pixels", 50176),
         (f"{ACTOR}.optim.lr=3e-7", "actor.lr", 3e-7),
         (f"{ACTOR}.ppo_mini_batch_size=128", "actor.ppo_mini_batch_size", 128),
         (f"{ACTOR}.ppo_mini_batch_size=128", "critic.ppo_mini_batch_size", 128),
