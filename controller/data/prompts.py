@@ -59,7 +59,7 @@ class PromptBatch:
 
     @property
     def columns(self) -> Batch:
-        """What the worker groups get of the prompts: PROMPT_COLUMNS, without those of images if there are none."""
+        """The columns that the worker groups get of the prompts: PROMPT_COLUMNS, or the first alone without images."""
         tokens = Batch(self.num_prompts, {"prompts": self.prompts})
         return tokens if self.images is None else tokens.merge(self.images)
 

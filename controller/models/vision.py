@@ -23,7 +23,7 @@ _COUNTED_BY = (
 
 @dataclass(frozen=True)
 class VisionInput:
-    """What a model takes of images.
+    """The images that a model reads, if it reads any.
 
     Attributes:
         settings: how it divides and counts them; None if it reads text alone.
