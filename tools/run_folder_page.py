@@ -41,6 +41,6 @@ def _events() -> list[str]:
 TABLES: Mapping[str, Callable[[], list[str]]] = {
     "files": _files,
     "numbers": lambda: _columns(["number"]),
-    "recorded": lambda: _columns(["text", "tokens", "turns"]),
+    "recorded": lambda: _columns(["text", "names", "tokens", "turns"]),
     "events": _events,
 }

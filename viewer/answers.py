@@ -8,6 +8,7 @@ import numpy as np
 
 from splitppo.run_folder.critic_texts import has_critic_texts, read_critic_texts
 from splitppo.run_folder.files import Unreadable, finite
+from splitppo.run_folder.images import read_image
 from splitppo.run_folder.metrics import AXES, COMPARED, FIGURES, Figure, row_of
 from splitppo.run_folder.rollouts import read_row, read_rows, read_scalars
 from splitppo.run_folder.trace import TRACE_FILE
@@ -19,9 +20,9 @@ from viewer.run import Run
 from viewer.tokens import derived
 
 MAX_COLUMNS = 200
-# Of a run that has just been refreshed, by the integers in the path and the texts of the query: bytes, or a value for
-# JSON; raises Unreadable.
-Answer = Callable[[Run, Mapping[str, int], Mapping[str, str]], Any]
+# Of a run that has just been refreshed, by what the path and the query hold: bytes, or a value for JSON; raises
+# Unreadable. A path holds integers, and the name of an image, which `read_image` checks.
+Answer = Callable[[Run, Mapping[str, Any], Mapping[str, str]], Any]
 
 
 def facts(run: Run, *_: Any) -> dict[str, Any]:
@@ -126,6 +127,7 @@ ANSWERS: Mapping[str, Answer] = {
     "/policy": lambda run, _, query: run.distributions.since(since(query), integer(query.get("most"), MAX_STRIPS)),
     "/log/{number:int}": lambda run, path, _: log_at(run.folder, run.events, path["number"]),
     "/critic/{step:int}": lambda run, path, _: read_critic_texts(run.folder, path["step"]),
+    "/images/{name}": lambda run, path, _: read_image(run.folder, path["name"]),
     "/config": config,
     "/prompts": lambda run, *_: fixed_prompts(run.folder),
     "/prompts/{prompt:int}": lambda run, path, _: answers_to(run.folder, path["prompt"]),

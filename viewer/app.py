@@ -1,4 +1,4 @@
-"""The addresses of the viewer; an address holds only integers, and names that this file lists."""
+"""The addresses of the viewer; an address holds only integers, names that `answers` lists, and digests of images."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path

@@ -12,7 +12,7 @@ OF_OWNER = "of_owner"  # in a request's state: what is called when the request h
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _PATH = re.compile(rb"/[a-z0-9_./-]{0,300}")
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
     " require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",

@@ -7,9 +7,10 @@ from typing import Literal
 # The text of a response as trackers show it; null for responses that they do not show.
 SHOWN = "shown"
 
-# number: one per response. text: one per response that is recorded. tokens: a list with one number per token of such a
-# response, which older steps lose. turns: a list of numbers about the turns and contexts of such a response.
-Kind = Literal["number", "text", "tokens", "turns"]
+# number: one per response. text: one per response that is recorded. names: a text that names files, one per such a
+# response. tokens: a list with one number per token of such a response, which older steps lose. turns: a list of
+# numbers about the turns and contexts of such a response.
+Kind = Literal["number", "text", "names", "tokens", "turns"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,12 @@ COLUMNS = (
         SHOWN,
     ),
     _columns(
+        "images",
+        "names",
+        "names of the images in the prompt, in their order, with a space between them: files in `rollouts/images/`",
+        "images",
+    ),
+    _columns(
         "ids ends",
         "tokens",
         "token ids; the characters of `response` up to the end of each token. A character of several tokens belongs to"
@@ -163,6 +170,7 @@ def _names(kinds: Iterable[Kind]) -> tuple[str, ...]:
 
 NUMBERS = _names(["number"])
 TEXTS = tuple(name for name in _names(["text"]) if name != SHOWN)
+NAMES = _names(["names"])
 TOKEN_LISTS = _names(["tokens"])
 TURN_LISTS = _names(["turns"])
 OF_VALIDATIONS = tuple(name for columns in COLUMNS for name in columns.in_validations)

@@ -124,6 +124,14 @@ ENTRIES = (
         "",
     ),
     Entry(
+        ("rollouts/images/DIGEST",),
+        "an image of the prompt of a response whose text is recorded, as the data files have it; the name is the"
+        " XXH3-128 of the file, in hexadecimal, so that each image is there once",
+        "controller's record, with the first such response; a quarter of `tracking.rollouts.max_gb` at most, and no"
+        " image after that",
+        "viewer",
+    ),
+    Entry(
         ("rollouts/critic/N.jsonl",),
         "the texts that the critic alone has read of responses of step N whose tokens are recorded"
         " ([privileged()](environments.md#what-the-critic-alone-may-know)); no other file has them",

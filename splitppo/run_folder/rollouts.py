@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from splitppo.run_folder.columns import NUMBERS, TEXTS, TOKEN_LISTS, TURN_LISTS
+from splitppo.run_folder.columns import NAMES, NUMBERS, TEXTS, TOKEN_LISTS, TURN_LISTS
 from splitppo.run_folder.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
+from splitppo.run_folder.images import COLUMN, names_in
 from splitppo.run_folder.rollout_writer import FOOTER_KEY
 
 MAX_ROWS = 200_000
@@ -91,7 +92,7 @@ def _is_list_of_numbers(kind: Any) -> bool:
 
 
 def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
-    """Reads one response: its scalars, texts and lists per token; lists that were not recorded are None.
+    """Reads one response: its scalars, texts, names of images, and lists per token, None if they were not recorded.
 
     Raises:
         Unreadable: the step has no such row, or its lists do not fit each other.
@@ -110,7 +111,7 @@ def read_rows(folder: RunDir, kind: str, step: int, rows: Iterable[int]) -> Iter
     Raises:
         Unreadable: the file cannot be read.
     """
-    names = (*NUMBERS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)
+    names = (*NUMBERS, *TEXTS, *NAMES, *TOKEN_LISTS, *TURN_LISTS)
     with _parquet(folder, kind, step) as (file, reader):
         table = _table(file, reader, names)
         for row in rows:
@@ -119,6 +120,7 @@ def read_rows(folder: RunDir, kind: str, step: int, rows: Iterable[int]) -> Iter
                     raise Unreadable(f"{file} has no row {row}.")
                 columns = _values(table.slice(row, 1))
                 values = dict.fromkeys(names) | {name: column[0] for name, column in columns.items()}
+                values[COLUMN] = names_in(values[COLUMN])
                 _check_lists(values, file)
             except Unreadable as error:
                 yield error
@@ -132,13 +134,15 @@ def read_fixed(folder: RunDir, step: int, prompt: int | None = None) -> list[dic
     Raises:
         Unreadable: the file cannot be read.
     """
-    names = (*("row", "prompt_index", "sample", "data_source", "place", "score", "has_eos", "length"), *TEXTS[:3])
+    of_all = ("row", "prompt_index", "sample", "data_source", "place", "score", "has_eos", "length")
+    names = (*of_all, *TEXTS[:3], *NAMES)
     with _parquet(folder, "val", step) as (file, reader):
         table = _table(file, reader, (*names, "fixed"))
         table = table.filter(table["fixed"])
         if prompt is not None:
             table = table.filter(pc.equal(table["prompt_index"], prompt))
         values = _values(table)
+        values[COLUMN] = [names_in(value) for value in values.get(COLUMN, [None] * len(table))]
         return [{name: values[name][row] if name in values else None for name in names} for row in range(len(table))]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from splitppo.run_folder.critic_texts import write_critic_texts
 from tests.support.seeds import shifted
@@ -44,6 +45,7 @@ class Shape:
     with_update: bool = False
     with_trace: bool = False
     texts: Sequence[str] = ()
+    images: Sequence[bytes] = ()  # files; the prompts have one each, in turns, and every third one two
 
 
 def make_run(folder: Path, shape: Shape = Shape(), *, seed: int = 1, ended: bool = True) -> Path:
@@ -72,13 +74,16 @@ def add_step(folder: Path, step: int, shape: Shape = Shape(), *, seed: int = 1) 
     rng = np.random.default_rng((shifted(seed), step))
     rows = [response(rng, row, step, shape) for row in range(shape.prompts * shape.samples)]
     write_rows(folder, step, rows, shape, seed)
+    for image in shape.images:
+        (folder / "rollouts" / "images").mkdir(exist_ok=True)
+        (folder / "rollouts" / "images" / name_of(image)).write_bytes(image)
     if shape.with_privileged:
         write_critic_texts(folder / "rollouts", step, {row["row"]: f"Answer: {row['response']}" for row in rows})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, **metrics(rows, step)}) + "\n")
     if step % 4 == 0:
         keys = ("row", "prompt_index", "sample", "data_source", "place", "score", "extra", "length", "has_eos")
-        texts = ("prompt", "response", "ground_truth", "messages")
+        texts = ("prompt", "response", "ground_truth", "messages", "images")
         kept = [{**{key: row[key] for key in (*keys, *texts)}, "fixed": True} for row in rows[:64]]
         (folder / "rollouts" / "val").mkdir(exist_ok=True)
         pq.write_table(pa.Table.from_pylist(kept), folder / "rollouts" / "val" / f"{step}.parquet")
@@ -198,8 +203,20 @@ def response(rng: np.random.Generator, row: int, step: int, shape: Shape) -> dic
         "segments": segments,
         "followed_turns": followed,
         "messages": json.dumps(messages) if shape.with_conversations else None,
+        "images": " ".join(map(name_of, images_of(row // shape.samples, shape))) or None,
         **numbers,
     }
+
+
+def images_of(prompt: int, shape: Shape) -> list[bytes]:
+    """The images of a prompt."""
+    num_images = min(len(shape.images), 2 if prompt % 3 == 2 else 1)
+    return [shape.images[(prompt + number) % len(shape.images)] for number in range(num_images)]
+
+
+def name_of(image: bytes) -> str:
+    """The name of an image in a run folder."""
+    return xxhash.xxh3_128_hexdigest(image)
 
 
 def signals(
@@ -286,7 +303,7 @@ def metrics(rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, float | N
 
 
 FLOATS = ("old", "ref", "rollout", "value", "ret", "advantage", "rewards", "new", "entropy_tokens")
-SAMPLED = ("prompt", "response", "ground_truth", "messages", "ids", "ends", "flags", "clip", *FLOATS)
+SAMPLED = ("prompt", "response", "ground_truth", "messages", "images", "ids", "ends", "flags", "clip", *FLOATS)
 OF_TURNS = ("turn", "turn_rewards", "turn_ends", "segments", "followed_turns")
 TYPES = {
     **dict.fromkeys(FLOATS, pa.list_(pa.float16())),
@@ -303,7 +320,7 @@ TYPES = {
     **dict.fromkeys(("length", "prompt_length", "learned", "why"), pa.int32()),
     **dict.fromkeys(("score", "reward", "kl", "k3", "entropy", "mismatch", "value_first", "value_last"), pa.float32()),
     **dict.fromkeys(("return_first", "value_error", "advantage_sum", "repetition"), pa.float32()),
-    **dict.fromkeys(("prompt", "response", "ground_truth", "messages", "data_source", "place"), pa.string()),
+    **dict.fromkeys(("prompt", "response", "ground_truth", "messages", "images", "data_source", "place"), pa.string()),
     "extra": pa.string(),
     "failure": pa.string(),
     "text_hash": pa.int64(),

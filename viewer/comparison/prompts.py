@@ -38,7 +38,9 @@ def _identity(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def answers_to(folder: RunDir, prompt: int) -> dict[str, Any]:
-    """Returns {"prompt", "ground_truth", "rows", "num_left_out", "errors"}: the responses to one of the fixed prompts.
+    """Returns the responses to one of the fixed prompts.
+
+    These are {"prompt", "images", "ground_truth", "rows", "num_left_out", "errors"}.
 
     The newest validation comes first; of more than MAX_VALIDATIONS, these are evenly spaced. All texts together have
     at most MAX_CHARACTERS: the oldest responses are cut first, and `is_cut` tells it.
@@ -58,13 +60,20 @@ def answers_to(folder: RunDir, prompt: int) -> dict[str, Any]:
     if not rows:
         raise Unreadable(" ".join([f"No validation has a fixed prompt {prompt}.", *errors[:MAX_ERRORS]]))
     texts = {name: _text(rows[0][name])[: MAX_CHARACTERS // 4] for name in ("prompt", "ground_truth")}
+    images = rows[0]["images"]
     left = MAX_CHARACTERS - sum(map(len, texts.values()))
     for row in rows:
-        del row["prompt"], row["ground_truth"]
+        del row["prompt"], row["ground_truth"], row["images"]
         response = _text(row["response"])
         row |= {"response": response[:left], "is_cut": len(response) > left}
         left -= len(row["response"])
-    return {**texts, "rows": rows, "num_left_out": len(steps) - len(chosen), "errors": errors[:MAX_ERRORS]}
+    return {
+        **texts,
+        "images": images,
+        "rows": rows,
+        "num_left_out": len(steps) - len(chosen),
+        "errors": errors[:MAX_ERRORS],
+    }
 
 
 def _text(value: Any) -> str:

@@ -104,7 +104,8 @@ class Export:
         before, name, after = re.split(r"{(\w+):int}", path)
         for number in numbers:
             value = _told(ANSWERS[path], run, **{name: number})
-            if not self._put({f"runs/{run.number}{before}{number}{after}": value}, least):
+            images = self._images(run, value.get("images", ()) if isinstance(value, dict) else ())
+            if not self._put({f"runs/{run.number}{before}{number}{after}": value, **images}, least):
                 break
 
     def _add_step(self, run: Run, kind: str, step: int) -> bool:
@@ -116,13 +117,20 @@ class Export:
         chosen = columns.get("why" if kind == "train" else "fixed") or []
         rows = [row for row, is_recorded in zip(columns.get("row", []), chosen, strict=False) if is_recorded]
         values = {f"{place}/{row}": _shortened(value) for row, value in _told_rows(run, kind, step, rows)}
-        if not self._put({place: table, **values}, least=0):
+        names = [name for value in values.values() for name in value.get("row", {}).get("images", ())]
+        if not self._put({place: table, **values, **self._images(run, names)}, least=0):
             return False
         self.num_steps[kind] += 1
         self.num_responses += len(rows)
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{self.num_steps.total()} steps, room for {self._bytes_left / 1e6:.1f} MB more \r")
         return True
+
+    def _images(self, run: Run, names: Iterable[str]) -> dict[str, Any]:
+        """Returns images by their addresses, each once, but for those that the file has already."""
+        addresses = {f"runs/{run.number}/images/{name}": name for name in names}
+        answer = ANSWERS["/images/{name}"]
+        return {place: _told(answer, run, name=name) for place, name in addresses.items() if place not in self.saved}
 
     def _put(self, values: Mapping[str, Any], least: float = -math.inf) -> bool:
         """Adds answers by their addresses if they leave at least so many bytes; returns whether they do."""
@@ -219,7 +227,7 @@ def packed(value: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
-def _told(answer: Answer, run: Run, **path: int) -> Any:
+def _told(answer: Answer, run: Run, **path: int | str) -> Any:
     """Returns what the server answers, or, for what cannot be read, the sentence about it."""
     try:
         return answer(run, path, {})

@@ -1,6 +1,7 @@
 // How did the answer to one validation prompt change, from one validation to the next, and from run to run?
 import { Chart, COLOURS } from "./chart.js";
 import { changes } from "./diff.js";
+import { Images } from "./images.js";
 import { html, useMemo, useState } from "./lib.js";
 import { Choice, Chooser, ErrorSentence, go, labelsOf, MOST_RUNS, runNumbers, Sentence, useEvery, useKeys, useValue, useValues } from "./parts.js";
 import { nth, number, visible } from "./text.js";
@@ -65,6 +66,7 @@ function Answers({ runs, identity, texts, theme }) {
   const rows = answered.map((run) => run.value.rows.filter((row) => row.sample === chosen));
   const newest = [...steps].reverse();
   return html`<p class="dim">${visible(identity.data_source)} · ${visible(identity.place)}</p>
+    <${Images} run=${runs[0].number} names=${texts.images} />
     <div class="text plainly" tabindex="0" role="group" aria-label="prompt">${visible(texts.prompt)}</div>
     ${texts.ground_truth && html`<p>ground truth: <bdi class="name">${visible(texts.ground_truth)}</bdi></p>`}
     ${runs.flatMap((run) => noteOf(run, identity)).map((text) => html`<${Sentence}>${text}<//>`)}

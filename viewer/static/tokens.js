@@ -1,6 +1,7 @@
 // One response: its tokens coloured by what the models thought of them, and the numbers of a chosen token.
 import { Chart } from "./chart.js";
 import { COLOURINGS, numbersOf, ownLimits, scaleOf } from "./colours.js";
+import { Images } from "./images.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 import { Chooser, ErrorSentence, go, moved, NOT_RECORDED, onKeys, Sentence, StepChooser, useKeys, useStored, useValue } from "./parts.js";
 import { rowsOf } from "./responses.js";
@@ -32,10 +33,10 @@ export function Tokens({ data, at, theme }) {
   const error = all.error ?? found.error ?? scales.error;
   if (error) return html`${chooser}<${ErrorSentence} text=${error} />`;
   if (all.value && row === null) return html`${chooser}<${Sentence}>No response of this step is recorded with its tokens.<//>`;
-  return html`${chooser}${found.value && scales.value && html`<${Response} found=${found.value} scales=${scales.value} theme=${theme} />`}`;
+  return html`${chooser}${found.value && scales.value && html`<${Response} run=${at.run} found=${found.value} scales=${scales.value} theme=${theme} />`}`;
 }
 
-function Response({ found, scales, theme }) {
+function Response({ run, found, scales, theme }) {
   const { row } = found;
   const [name, choose] = useStored("splitppo-colour", "value");
   const [chosen, setChosen] = useState(null);
@@ -60,7 +61,7 @@ function Response({ found, scales, theme }) {
       <${Strips} ...${{ found, chosen, setChosen, theme }} />
       <${Details} found=${found} chosen=${chosen} />`
     : html`<${Sentence}>The tokens of this response are not recorded${row.response === null ? ", nor is its text" : ", only its text"}.<//>${row.response !== null && html`<div class="text">${visible(row.response)}</div>`}`}
-    <div class="split"><div><h2>Prompt</h2><div class="text plainly prompt" tabindex="0">${visible(row.prompt)}</div></div>
+    <div class="split"><div><h2>Prompt</h2><${Images} run=${run} names=${row.images} /><div class="text plainly prompt" tabindex="0">${visible(row.prompt)}</div></div>
       <div><h2>Ground truth</h2><div class="text plainly truth" tabindex="0">${visible(row.ground_truth)}</div></div></div>
     ${row.messages && html`<${Conversation} text=${row.messages} />`}`;
 }

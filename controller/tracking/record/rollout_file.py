@@ -26,6 +26,8 @@ from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig, Config
 from splitppo.run_folder.append_log import json_line
 from splitppo.run_folder.columns import SHOWN
+from splitppo.run_folder.images import COLUMN as IMAGES
+from splitppo.run_folder.images import KeepImages, no_images
 from splitppo.run_folder.rollout_writer import step_file
 from splitppo.segments import later_segments, num_contexts
 from splitppo.splitmix import splitmix64
@@ -43,7 +45,9 @@ _LISTS = {name: name for name in ("old", "ref", "rollout", "value", "ret", "adva
 _OF_UPDATE = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
 
 
-def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer) -> Any:
+def train_file(
+    record: StepRecord, config: Config, backend: tokenizers.Tokenizer, keep_images: KeepImages = no_images
+) -> Any:
     """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step.
 
     Every step has the same columns: those that it may lack begin as nulls, which the numbers that it has replace.
@@ -68,7 +72,7 @@ def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer
         **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
         **_token_lists(tokens, scores, rows, record.versions),
         **_of_update(tokens, record.update_columns, config.actor),
-        **_texts(scores, rows, config.tracking.num_shown(step)),
+        **_texts(scores, rows, config.tracking.num_shown(step), keep_images),
         **_decoded(tokens, rows, backend),
     }
     footer = {
@@ -80,7 +84,7 @@ def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer
     return step_file(columns, step, num_sampled=len(rows), seed=config.run.seed, **footer)
 
 
-def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
+def val_file(validation: ValidationResult, config: Config, step: int, keep_images: KeepImages = no_images) -> Any:
     """Returns the content of rollouts/val/{step}.parquet as a buffer: scores of all responses, and some texts.
 
     The texts are those of up to 64 prompts, which are the same at each validation.
@@ -94,7 +98,7 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
         **_columns_of(scores, config.evaluation.n),
         "length": pa.array(validation.lengths, pa.int32()),
         "fixed": pa.array(is_fixed_B),
-        **_texts(scores, rows, config.tracking.num_shown(0)),
+        **_texts(scores, rows, config.tracking.num_shown(0), keep_images),
         "response": _strings(scores.texts, rows, lambda text: text.response),
     }
     return step_file(columns, step)
@@ -137,16 +141,17 @@ def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
     }
 
 
-def shown_file(shown: Scores, step: int, num_samples: int) -> Any:
+def shown_file(shown: Scores, step: int, num_samples: int, keep_images: KeepImages = no_images) -> Any:
     """Returns the content of a file that holds the responses alone that trackers show, where nothing is recorded.
 
     `num_samples` is the number of samples of a prompt.
     """
-    return step_file({**_columns_of(shown, num_samples), **_texts(shown, np.arange(0), shown.num_rows)}, step)
+    texts = _texts(shown, np.arange(0), shown.num_rows, keep_images)
+    return step_file({**_columns_of(shown, num_samples), **texts}, step)
 
 
-def _texts(scores: Scores, recorded: Rows, num_shown: int) -> dict[str, Any]:
-    """Returns prompt, ground truth and messages of some responses, and what trackers show of the first ones."""
+def _texts(scores: Scores, recorded: Rows, num_shown: int, keep_images: KeepImages) -> dict[str, Any]:
+    """Returns prompt, images, ground truth and messages of some responses, and what trackers show of the first ones."""
     shown = np.arange(min(num_shown, scores.num_rows))
     rows = np.union1d(recorded, shown)
 
@@ -161,6 +166,9 @@ def _texts(scores: Scores, recorded: Rows, num_shown: int) -> dict[str, Any]:
         "ground_truth": _strings(scores.texts, rows, truth),
         "messages": _strings(scores.conversations, rows, lambda talk: talk and as_json(list(talk.messages))),
         SHOWN: _strings(scores.texts, shown, lambda text: text.response),
+        IMAGES: _of_rows(
+            scores.prompt_indices, rows, lambda prompt: " ".join(keep_images(prompt)) or None, pa.string()
+        ),
     }
 
 
@@ -174,7 +182,7 @@ def _strings(objects: Objects, rows: Rows, text_of: Callable[[Any], str | None])
     return _of_rows(objects, rows, cleaned, pa.string())
 
 
-def _of_rows(objects: Objects, rows: Rows, value_of: Callable[[Any], Any], kind: Any) -> Any:
+def _of_rows(objects: NDArray[Any], rows: Rows, value_of: Callable[[Any], Any], kind: Any) -> Any:
     """Returns a column with what `value_of` makes of the objects of some rows; null for the others."""
     return _of_some({row: value_of(objects[row]) for row in rows.tolist()}, len(objects), kind)
 

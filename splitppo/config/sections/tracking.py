@@ -21,7 +21,8 @@ class RolloutsConfig(Section):
     those of extreme responses. Of all other responses the record has only numbers."""
 
     max_gb: float = Field(1.0, gt=0.0)
-    """The size of the record, in 10^9 bytes, from which on older steps lose their tokens, every second one first."""
+    """The size of the record, in 10^9 bytes, from which on older steps lose their tokens, every second one first.
+    Images of prompts take a quarter of it at most; later ones are not kept."""
 
 
 class TrackingConfig(Section):

@@ -89,3 +89,41 @@ def test_a_folder_in_the_place_of_a_file_keeps_no_other_file_of_a_later_step(tmp
     assert sorted(file.name for file in (tmp_path / "train").iterdir()) == ["1.parquet", "4.parquet"]
     with pytest.raises(OSError, match=r"train/4\.parquet: expected a file, got a folder$"):
         store.put("train", 4, b"train")
+
+
+def test_an_image_is_written_once_and_stays_when_the_run_goes_back(tmp_path: Path) -> None:
+    name = "0" * 32
+    store = RolloutStore(tmp_path, 1e9)
+    assert store.put_image(name, b"as it is")
+    written = (tmp_path / "images" / name).stat()
+    assert store.put_image(name, memoryview(b"as it is"))
+    store.cut_back(0)
+    again = RolloutStore(tmp_path, 1e9)
+    assert again.put_image(name, b"as it is")
+    now = (tmp_path / "images" / name).stat()
+    assert (now.st_ino, now.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    assert (tmp_path / "images" / name).read_bytes() == b"as it is"
+
+
+def test_images_take_a_quarter_of_the_limit_at_most(tmp_path: Path) -> None:
+    names = [f"{number:032x}" for number in range(5)]
+    store = RolloutStore(tmp_path, 400.0)
+    assert [store.put_image(name, bytes(30)) for name in names] == [True, True, True, False, False]
+    assert store.put_image(names[4], bytes(10))
+    again = RolloutStore(tmp_path, 400.0)
+    assert not again.put_image("f" * 32, bytes(1))
+    assert again.put_image(names[0], bytes(30))
+
+
+def test_images_leave_less_room_for_tokens(tmp_path: Path, content: Any) -> None:
+    def left(with_image: bool) -> list[int]:
+        folder = tmp_path / str(with_image)
+        store = RolloutStore(folder, 65 * len(content))
+        if with_image:
+            store.put_image("0" * 32, bytes(10 * len(content)))
+        for step in range(1, 61):
+            store.put("train", step, content)
+        return steps_with_tokens(folder)
+
+    assert left(with_image=False) == [*range(1, 61)]
+    assert len(left(with_image=True)) < 60

@@ -53,9 +53,12 @@ def without_excerpts(answer: Any) -> Any:
 
 
 def without_later_columns(answer: Any) -> Any:
-    """Leaves out what the first release did not record of a response: its contexts, and which weights sampled it."""
+    """Leaves out what the first release did not record: contexts, which weights sampled a response, and images."""
+    if isinstance(answer, dict) and answer.get("images") == []:  # of a prompt
+        return {name: one for name, one in answer.items() if name != "images"}
     if not isinstance(answer, dict) or not isinstance(answer.get("row"), dict):
         return answer
+    assert answer["row"].pop("images") == []
     later = ("contexts", "segments", "followed_turns", "version")
     assert [answer["row"][name] for name in later] == [None] * len(later)
     return answer | {"row": {name: one for name, one in answer["row"].items() if name not in later}}

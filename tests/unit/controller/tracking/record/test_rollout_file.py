@@ -25,7 +25,7 @@ from controller.validation.result import ValidationResult
 from rewards.samples import Failure
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
-from splitppo.run_folder.columns import NUMBERS, OF_VALIDATIONS, SHOWN, TEXTS, TOKEN_LISTS, TURN_LISTS
+from splitppo.run_folder.columns import NAMES, NUMBERS, OF_VALIDATIONS, SHOWN, TEXTS, TOKEN_LISTS, TURN_LISTS
 from splitppo.run_folder.rollout_writer import FOOTER_KEY, without_tokens
 from splitppo.run_folder.samples import read_samples, rollouts_file
 from splitppo.run_folder.summary import Accuracy
@@ -277,10 +277,32 @@ def test_what_trackers_show_is_there_although_nothing_is_recorded(config: Config
     ]
 
 
+def test_responses_whose_texts_are_recorded_have_the_names_of_their_images(config: Config) -> None:
+    experience, scores = random_experience(config, LENGTHS)
+
+    def keep_images(prompt: int) -> tuple[str, ...]:
+        return tuple(f"{prompt:032x}" for _ in range(prompt % 3))
+
+    record = record_of(experience, scores)
+    result = ValidationResult(Accuracy(overall=0.5), {}, scores, {}, lengths=np.array(LENGTHS, np.int32))
+    for content in (
+        train_file(record, config, BACKEND, keep_images),
+        val_file(result, config, 3, keep_images),
+        shown_file(scores, 7, 2, keep_images),
+    ):
+        rows = read(content)[0].to_pylist()
+        recorded = [row for row in rows if row["prompt"] is not None]
+        assert recorded
+        for row in recorded:
+            expected = " ".join([f"{row['prompt_index']:032x}"] * (row["prompt_index"] % 3))
+            assert row["images"] == (expected or None)
+        assert {row["images"] for row in rows if row["prompt"] is None} <= {None}
+
+
 def test_the_table_of_columns_has_every_column_that_is_written(config: Config) -> None:
     """`messages` and `shown` are in both files, `fixed` in that of a validation alone."""
     experience, scores = random_experience(config, LENGTHS)
     trained = read(train_file(record_of(experience, scores), config, BACKEND))[0].column_names
-    assert {*trained} == {*NUMBERS, *TEXTS, SHOWN, *TOKEN_LISTS, *TURN_LISTS} - {"fixed"}
+    assert {*trained} == {*NUMBERS, *TEXTS, *NAMES, SHOWN, *TOKEN_LISTS, *TURN_LISTS} - {"fixed"}
     result = ValidationResult(Accuracy(overall=0.5), {}, scores, {}, lengths=np.array(LENGTHS, np.int32))
     assert {*read(val_file(result, config, 3))[0].column_names} == {*OF_VALIDATIONS}
