@@ -4,6 +4,7 @@ Each check lives with what it checks: models, data, scoring, conversations, vali
 needs is loaded here: tokenizers and prompts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,6 +35,7 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.compiled import check_compiler
 from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
 from splitppo.rpc.credentials import load_credentials
+from splitppo.run_folder.images import ImagesOf
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,12 @@ class Inputs:
     def data_sources(self) -> frozenset[str]:
         """The data sources of all prompts for training and validation."""
         return frozenset[str]().union(*(table.data_sources for table in self.tables))
+
+    @property
+    def images_of(self) -> Mapping[str, ImagesOf]:
+        """What returns the images of a prompt, of training ("train") and of validation ("val") if there is any."""
+        of_training = {"train": self.prompts.table.images_of}
+        return of_training if self.val_prompts is None else of_training | {"val": self.val_prompts.images_of}
 
     @property
     def image_report(self) -> str:

@@ -211,7 +211,7 @@ class Session:
         """Tells record and display how the run starts, after `step`, and warns of what may make it slow or fail."""
         config = self._config
         changes = self._folder.changes
-        self._recorder.emit(Started(inputs.tokenizer.backend, config.last_step, step, changes))
+        self._recorder.emit(Started(inputs.tokenizer.backend, config.last_step, step, changes, inputs.images_of))
         for change in changes:
             log.info("changed since the last start: %s", change)
         self._display.start(batch_plan(config), config, step=step)

@@ -19,6 +19,7 @@ from controller.models.vision import NO_VISION, VisionInput
 from splitppo.batch import Batch, Column, concatenate
 from splitppo.columns import spec_of
 from splitppo.config import ConfigError, DataConfig
+from splitppo.images.columns import images_of_row
 from splitppo.splitmix import splitmix64
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,16 @@ class PromptBatch:
             rows=tuple(self.rows[place] for place in places),
             images=None if self.images is None else self.images.take(places),
         )
+
+    def images_of(self, place: int) -> list[tuple[str, memoryview]]:
+        """Returns name and file of each image of the prompt at this index of the batch, in the prompt's order."""
+        if self.images is None:
+            return []
+        row = self.images.take(np.array([place]))
+        [images] = row[IMAGES].rows()
+        [sizes] = row[IMAGE_SIZES].rows()
+        names = self.rows[place].images.names
+        return [(name, image.data) for name, image in zip(names, images_of_row(images, sizes), strict=True)]
 
     def of_texts(self) -> "PromptBatch":
         """Returns the same prompts without their images, for whoever reads texts alone."""

@@ -1,7 +1,7 @@
 """The events of a run: what happens in it. `Recorder.emit` tells each of them once, to every sink."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
@@ -10,6 +10,7 @@ from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
 from controller.workers.clients import WorkerClient
 from splitppo.rpc.errors import Place
+from splitppo.run_folder.images import ImagesOf
 from splitppo.run_folder.spans import Span
 from splitppo.v1 import worker_pb2
 
@@ -18,13 +19,14 @@ from splitppo.v1 import worker_pb2
 class Started:
     """The run is sure to go on, after step `resumed_at`; `changes` are the keys that differ from the last start.
 
-    `tokenizer` is the policy's.
+    `tokenizer` is the policy's. `images_of` has what returns the images of a prompt: "train", and maybe "val".
     """
 
     tokenizer: tokenizers.Tokenizer
     total_steps: int
     resumed_at: int
     changes: Sequence[str]
+    images_of: Mapping[str, ImagesOf] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

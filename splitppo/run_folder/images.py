@@ -19,7 +19,9 @@ MAX_BYTES = 32 << 20
 MAX_NAMES = 64  # of a response
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
-# Keeps the images of a prompt, by its row in the table of prompts, and returns the names of those that are kept.
+# Returns name and file of each image of a prompt, by its row in the table of prompts.
+ImagesOf = Callable[[int], Sequence[tuple[str, memoryview]]]
+# Keeps the images of a prompt, by its row in the table of prompts, if there is room; returns their names.
 KeepImages = Callable[[int], Sequence[str]]
 
 

@@ -1,9 +1,10 @@
 """Writes the parquet files of the responses of a run: `rollouts/{train,val}/{step}.parquet`.
 
-What the critic alone has read is in files of its own, `rollouts/critic/{step}.jsonl`.
+What the critic alone has read is in files of its own, `rollouts/critic/{step}.jsonl`, and so are the images of
+prompts, `rollouts/images/{name}`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from controller.tracking.record.choice import choose
 from controller.tracking.step_record import StepRecord
 from splitppo.config import Config
 from splitppo.run_folder import critic_texts
+from splitppo.run_folder.images import ImagesOf, KeepImages, no_images
 from splitppo.run_folder.rollout_store import RolloutStore
 from splitppo.run_folder.samples import folder_of_shown
 
@@ -39,12 +41,14 @@ class RolloutRecord:
         self._store = RolloutStore(folder / "rollouts", config.tracking.rollouts.max_gb * _BYTES_PER_GB)
         self._submit = submit
         self._tokenizer: tokenizers.Tokenizer | None = None
+        self._images_of: Mapping[str, ImagesOf] = {}
 
     def receive(self, event: Event) -> None:
         """Writes the responses of a step or a validation; removes those of steps that are done again."""
         match event:
             case Started():
                 self._tokenizer = event.tokenizer
+                self._images_of = event.images_of
             case Restored():
                 self._submit("the way back", partial(self._store.cut_back, event.last_kept))
                 self._submit("the way back", partial(critic_texts.cut_back, self._folder, event.last_kept))
@@ -63,7 +67,8 @@ class RolloutRecord:
         name = f"step {step}"
         if config.tracking.rollouts.enable:
             tokenizer = self._tokenizer
-            self._put(name, "train", step, lambda files: files.train_file(record, config, tokenizer))
+            keep_images = self._keeping_images("train")
+            self._put(name, "train", step, lambda files: files.train_file(record, config, tokenizer, keep_images))
             if record.privileged is not None and tokenizer is not None:
                 self._submit(name, lambda: self._write_critic_texts(record, config, tokenizer), is_large=True)
         else:
@@ -85,7 +90,8 @@ class RolloutRecord:
         validation = event.validation
         name = f"the validation after step {step}"
         if config.tracking.rollouts.enable:
-            self._put(name, event.split, step, lambda files: files.val_file(validation, config, step))
+            keep_images = self._keeping_images("val")
+            self._put(name, event.split, step, lambda files: files.val_file(validation, config, step, keep_images))
         else:
             shown = validation.scores.first(config.tracking.num_shown(0))
             self._put_shown(name, event.split, step, shown, config.evaluation.n)
@@ -93,7 +99,23 @@ class RolloutRecord:
     def _put_shown(self, name: str, split: str, step: int, shown: Scores, num_samples: int) -> None:
         """Has the responses written that trackers show, if there are any, where nothing is recorded."""
         if shown.num_rows:
-            self._put(name, folder_of_shown(split), step, lambda files: files.shown_file(shown, step, num_samples))
+            keep_images = self._keeping_images("train" if split == "train" else "val")
+            folder = folder_of_shown(split)
+            self._put(name, folder, step, lambda files: files.shown_file(shown, step, num_samples, keep_images))
+
+    def _keeping_images(self, table: str) -> KeepImages:
+        """Returns what keeps the images of a prompt of a table, "train" or "val", and returns their names."""
+        images_of = self._images_of.get(table)
+        if images_of is None:
+            return no_images
+
+        def keep(prompt: int) -> list[str]:
+            images = images_of(prompt)
+            for name, file in images:
+                self._store.put_image(name, file)
+            return [name for name, _ in images]
+
+        return keep
 
     def _put(self, name: str, split: str, step: int, content: Callable[[Any], Any]) -> None:
         """Has a file written, whose content `content` makes with the module `rollout_file`."""

@@ -14,6 +14,7 @@ import PIL.ImageFile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 import splitppo.images.pixels
 from controller.data.images import ImageSpool
@@ -125,6 +126,20 @@ def test_rows_without_images_have_empty_rows_beside_others_and_no_columns_alone(
     alone = load_with_images(model, parquet(tmp_path, rows[0], rows[2]))
     assert alone.images is None
     assert alone.to_batch(1, 1, 2).columns.keys() == {"prompts", "seeds"}
+
+
+def test_the_images_of_a_prompt_have_their_names(tmp_path: Path, model: str) -> None:
+    images = [draw_image(seed, 28, 28) for seed in range(2)]
+    rows = [
+        image_row("<image>b<image>", encoded(*images)),
+        image_row("c", None),
+        image_row("<image>", encoded(images[1])),
+    ]
+    table = load_with_images(model, parquet(tmp_path, *rows))
+    named = [[(name, bytes(file)) for name, file in table.images_of(place)] for place in range(3)]
+    first, second = [(xxhash.xxh3_128_hexdigest(image), image) for image in images]
+    assert named == [[first, second], [], [second]]
+    assert load_with_images(model, parquet(tmp_path, rows[1])).images_of(0) == []
 
 
 def test_samples_and_joined_batches_share_the_images_of_the_table(tmp_path: Path, model: str) -> None:
