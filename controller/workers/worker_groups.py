@@ -189,11 +189,11 @@ class WorkerGroups:
                 )
             else:
                 log.info(
-                    "%s: %s of %s parameters learn, %s.freeze holds the others",
+                    "%s: %s of %s parameters learn, %s holds the others",
                     role,
                     f"{trained:,}",
                     f"{total:,}",
-                    role,
+                    f"{role}.{'freeze' if model.freeze else 'freeze_vision_tower'}",
                 )
 
     def can_recover(self, error: Exception, roles: Collection[str] = _LOST_WITH_STATE) -> bool:

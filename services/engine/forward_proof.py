@@ -3,11 +3,12 @@
 The engine does not call a model as transformers does: it packs rows or pads them without a mask, has an attention of
 its own, and computes the head in chunks. An architecture to which this gives other numbers must not be trained. No list
 of architectures can be complete, so each model is asked: its own forward (each row alone, the whole logits, attention
-of transformers) must give the engine's log-probs, values or scores. Windows, chunks and other lengths that short rows
-do not reach are proved by `tools.architectures` on small models.
+of transformers, for images its own places and positions) must give the engine's log-probs, values or scores. Windows,
+chunks and other lengths that short rows do not reach are proved by `tools.architectures` on small models.
 """
 
 import contextlib
+import io
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from services.engine import parallel
@@ -25,10 +27,15 @@ from services.engine.batching.row_checks import most_positions
 from services.engine.model.adapters import HEADS, base_parameters
 from services.engine.model.compiled import not_compiled, only_compiled
 from services.engine.model.forward import Forward, policy_forward, reward_forward, value_forward
+from services.engine.model.vision import use_attention
 from services.engine.model.weight_files import fill
 from services.engine.model.weights import Kind
 from services.engine.strategies.protocol import Strategy
 from splitppo.batch import Array, Batch
+from splitppo.images.columns import RowImage, row_of_images
+from splitppo.images.grid import num_image_tokens, patch_grid
+from splitppo.images.pixels import decode_rgb, make_patches
+from splitppo.images.settings import ImageSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +45,8 @@ ROW_LENGTHS: Mapping[Kind, Sequence[tuple[int, int]]] = {
     "value": ((5, 11), (1, 8), (9, 16), (3, 1)),
     "reward": ((15, 1), (1, 1), (24, 1), (8, 1), (3, 1), (11, 1)),
 }
+# Rows and columns of tokens of the images: one that has several windows of a tower with windows, and a small one.
+_TOKENS_OF_IMAGES = ((4, 6), (2, 2))
 FP32_BOUND = 1e-4  # nats; of values and scores, times their spread
 # In bf16 a model differs from itself (eager and sdpa, a row alone and beside padding). The engine differs from the
 # model by as much, 0.9 to 1.2 times (random models of ten families, 4 and 16 layers). These multiples of the mean and
@@ -69,7 +78,14 @@ FORWARDS: Mapping[Kind, ProvedForward] = {
 _CODE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"": not_compiled, "compiled, ": only_compiled}
 
 DType = Literal["fp32", "bf16"]
-Row = tuple[Array, Array]  # token ids of prompt and response
+
+
+class Row(NamedTuple):
+    """Token ids of the prompt and the response of a row, and the images in its prompt."""
+
+    prompt: Array
+    response: Array
+    images: Sequence[RowImage] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +132,7 @@ def prove_forward(
         ValueError: the numbers differ by more than rounding explains, or a forward cannot be run.
     """
     began_s = time.perf_counter()
-    rows = rows_of(model.config, kind)
+    rows = [*rows_of(model.config, kind), *rows_with_images(model)]
     how = "packed" if limits.packed else "padded"
     subject = f"{name}: the engine cannot compute with {model.config.model_type} in {how} rows"
     try:
@@ -156,7 +172,8 @@ def rows_of(config: Any, kind: Kind) -> list[Row]:
     A model with few positions gets shorter rows, and at least one token is left for the response.
     """
     text = config.get_text_config()
-    special = {value for name, value in vars(text).items() if name.endswith("token_id") and isinstance(value, int)}
+    named = (*vars(config).items(), *vars(text).items())
+    special = {value for name, value in named if name.endswith("token_id") and isinstance(value, int)}
     ids = np.setdiff1d(np.arange(text.vocab_size), [*special]).astype(np.int32)
     ids = ids if len(ids) else np.arange(text.vocab_size, dtype=np.int32)
     most = most_positions(config)
@@ -165,8 +182,38 @@ def rows_of(config: Any, kind: Kind) -> list[Row]:
     for num_prompt, num_response in ROW_LENGTHS[kind]:
         tokens = rng.choice(ids, min(num_prompt + num_response, max(2, most)))
         prompt, response = np.split(tokens, [min(num_prompt, len(tokens) - 1)])
-        rows.append((prompt, response))
+        rows.append(Row(prompt, response))
     return rows
+
+
+def rows_with_images(model: Any) -> list[Row]:
+    """Returns rows of the proof with drawn images, for a model that reads images: one, two of other sizes, one again.
+
+    There are none for a model with too few positions.
+    """
+    settings: ImageSettings | None = getattr(model, "image_settings", None)
+    if settings is None:
+        return []
+    side = settings.patch_size * settings.merge_size
+    wide, small = (_draw(rows * side, columns * side, settings) for rows, columns in _TOKENS_OF_IMAGES)
+    text = next(row.prompt for row in rows_of(model.config, "policy"))
+    rows = []
+    for images in ((wide,), (small, wide), (wide,)):
+        prompt = text.tolist()
+        for image in images:
+            tokens = [settings.image_token_id] * num_image_tokens(image.rows, image.columns, settings)
+            prompt += [settings.vision_start_token_id, *tokens, settings.vision_end_token_id, *text[:2].tolist()]
+        rows.append(Row(np.array(prompt, np.int32), text[::-1], images))
+    longest = max(len(row.prompt) + len(row.response) for row in rows)
+    return rows if longest <= most_positions(model.config) else []
+
+
+def _draw(height: int, width: int, settings: ImageSettings) -> RowImage:
+    """Makes an image of random colours, as a PNG file."""
+    colours = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(colours).save(file, "PNG")
+    return RowImage(file.getbuffer(), *patch_grid(width, height, settings))
 
 
 @torch.no_grad()
@@ -175,15 +222,16 @@ def _engine_outputs(
 ) -> Tensor:
     """Computes the numbers of all response tokens as the engine does, in few micro-batches; [N] float32."""
     forward, output, _ = FORWARDS[kind]
-    prompts, responses = zip(*rows, strict=True)
-    batch = Batch.from_rows(prompts=prompts, responses=responses)
+    batch = Batch.from_rows(prompts=[row.prompt for row in rows], responses=[row.response for row in rows])
+    if any(row.images for row in rows):
+        batch = batch.merge(_images_of(rows))
     lengths = row_lengths(batch)
     together = replace(limits, max_tokens=int(lengths.sum()), max_rows=None)
     numbers: dict[int, Tensor] = {}
     for part in plan_micro_batches(lengths, together):
         micro_batch = collate(batch.take(part), None, together, device=device)
         computed_N = forward(model, micro_batch)[output].float()
-        of_rows = torch.split(computed_N, [len(responses[row]) for row in part])
+        of_rows = torch.split(computed_N, [len(rows[row].response) for row in part])
         numbers |= dict(zip(part.tolist(), of_rows, strict=True))
     return torch.cat([numbers[row] for row in range(len(rows))])
 
@@ -197,10 +245,11 @@ def own_outputs(model: Any, kind: Kind, rows: Sequence[Row], device: torch.devic
     """
     parts = []
     largest = 0.0
-    for prompt, response in rows:
-        ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64)).to(device)
-        logits = model(input_ids=ids[None], use_cache=False).logits[0]
-        parts.append(_of_response(logits, kind, prompt, ids))
+    for row in rows:
+        ids = _ids(row, device)
+        images = _own_images(model, [row], ids[None])
+        logits = model(input_ids=ids[None], use_cache=False, **images).logits[0]
+        parts.append(_of_response(logits, kind, row, ids))
         largest = max(largest, float(logits.max(-1).values.abs().max()))
     return torch.cat(parts), largest
 
@@ -208,27 +257,53 @@ def own_outputs(model: Any, kind: Kind, rows: Sequence[Row], device: torch.devic
 @torch.no_grad()
 def _own_outputs_padded(model: Any, kind: Kind, rows: Sequence[Row], device: torch.device) -> Tensor:
     """Computes the same numbers by the model's own forward, with all rows in one right-padded batch and a mask."""
-    sequences = [torch.from_numpy(np.concatenate(row).astype(np.int64)).to(device) for row in rows]
+    sequences = [_ids(row, device) for row in rows]
     ids_BS = nn.utils.rnn.pad_sequence(sequences, batch_first=True)
     mask_BS = nn.utils.rnn.pad_sequence([torch.ones_like(ids) for ids in sequences], batch_first=True)
-    logits_BSV = model(input_ids=ids_BS, attention_mask=mask_BS, use_cache=False).logits
+    images = _own_images(model, rows, ids_BS)
+    logits_BSV = model(input_ids=ids_BS, attention_mask=mask_BS, use_cache=False, **images).logits
     return torch.cat(
         [
-            _of_response(logits_SV[: len(ids)], kind, prompt, ids)
-            for logits_SV, ids, (prompt, _) in zip(logits_BSV, sequences, rows, strict=True)
+            _of_response(logits_SV[: len(ids)], kind, row, ids)
+            for logits_SV, ids, row in zip(logits_BSV, sequences, rows, strict=True)
         ]
     )
 
 
-def _of_response(logits: Tensor, kind: Kind, prompt: Array, ids: Tensor) -> Tensor:
+def _ids(row: Row, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate([row.prompt, row.response]).astype(np.int64)).to(device)
+
+
+def _images_of(rows: Sequence[Row]) -> Batch:
+    """Returns the columns with the images of rows."""
+    columns = [row_of_images(row.images) for row in rows]
+    return Batch.from_rows(images=[files for files, _ in columns], image_sizes=[sizes for _, sizes in columns])
+
+
+def _own_images(model: Any, rows: Sequence[Row], ids_BS: Tensor) -> dict[str, Tensor]:
+    """Returns the arguments with the images of rows for a model's own forward, which then makes its own positions."""
+    images = [image for row in rows for image in row.images]
+    if not images:
+        return {}
+    settings = model.image_settings
+    pixels = [make_patches(decode_rgb(bytes(image.data)), (image.rows, image.columns), settings) for image in images]
+    grids = [(1, image.rows, image.columns) for image in images]
+    return {
+        "pixel_values": torch.from_numpy(np.concatenate(pixels)).to(ids_BS.device),
+        "image_grid_thw": torch.tensor(grids, device=ids_BS.device),
+        "mm_token_type_ids": (ids_BS == settings.image_token_id).int(),
+    }
+
+
+def _of_response(logits: Tensor, kind: Kind, row: Row, ids: Tensor) -> Tensor:
     """Picks the numbers of a row's response tokens from its logits: [S, V] of a policy, [S, 1] values, [1] a score."""
     if kind == "reward":
         return logits.reshape(-1)[:1].float()
-    before = slice(len(prompt) - 1, len(ids) - 1)
+    before = slice(len(row.prompt) - 1, len(ids) - 1)
     if kind == "value":
         return logits[before, 0].float()
     log_probs = logits[before].float().log_softmax(-1)
-    return log_probs.gather(-1, ids[len(prompt) :, None]).squeeze(-1)
+    return log_probs.gather(-1, ids[len(row.prompt) :, None]).squeeze(-1)
 
 
 def difference_from_itself(
@@ -311,11 +386,11 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
     if before == name:
         yield
         return
-    model.set_attn_implementation(name)
+    use_attention(model, name)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        use_attention(model, before)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from services.engine.forward_proof import prove_forward
 from services.engine.inference import compute_columns, micro_batch_limits
 from services.engine.model.compiled import only_compiled
 from services.engine.model.forward import RESPONSE_METHOD
-from services.engine.model.loading import build_model, fill_model
+from services.engine.model.loading import PixelLimits, build_model, fill_model
 from services.engine.model.weights import Kind
 from services.engine.rest import Rest
 from services.engine.strategies.protocol import Strategy
@@ -22,7 +22,8 @@ from splitppo.config import ComputedModelConfig
 class FrozenModel:
     """A model for forward passes only, without gradients; the weights have the dtype of the computation.
 
-    `strategy` and `sequence_group` are those of the group's model in training; None in a group that trains nothing.
+    `strategy` and `sequence_group` are those of the group's model in training; None in a group that trains nothing. For
+    `pixel_limits` see `build_model`.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
@@ -42,6 +43,7 @@ class FrozenModel:
         device: torch.device,
         strategy: Strategy | None = None,
         sequence_group: ProcessGroup | None = None,
+        pixel_limits: PixelLimits = (None, None),
     ) -> None:
         """Builds, shards and fills the model, compiles it if wanted, and proves its forward pass, in this order.
 
@@ -49,8 +51,14 @@ class FrozenModel:
         """
         strategy = strategy or build_strategy(device)
         dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
-        settings: Any = {"dtype": dtype, "fp32_head": config.has_fp32_head, "override_config": config.override_config}
-        self.model: Any = build_model(config.model, kind, **settings)
+        self.model: Any = build_model(
+            config.model,
+            kind,
+            dtype=dtype,
+            fp32_head=config.has_fp32_head,
+            override_config=config.override_config,
+            pixel_limits=pixel_limits,
+        )
         self.model.requires_grad_(requires_grad=False)
         self.limits = micro_batch_limits(config, self.model, sequence_group, device)
         strategy.shard(self.model, bf16=False, forward_method=RESPONSE_METHOD)

@@ -49,6 +49,7 @@ def micro_batch_limits(
         rope_switch(model.config.get_text_config().to_dict()),
         # On GPUs the kernel for packed rows takes numbers of two bytes alone.
         pads_attention=device.type == "cuda" and config.dtype == "fp32",
+        image_settings=model.image_settings,
     )
     check_sequence_ranks(config, model, limits, num_ranks)
     return limits
@@ -58,7 +59,8 @@ def check_sequence_ranks(config: ComputedModelConfig, model: Any, limits: MicroB
     """Checks that `num_ranks` ranks can divide the positions of a model's rows among them.
 
     Raises:
-        ValueError: rows are padded, rotary factors depend on whole rows, or the ranks cannot share attention heads.
+        ValueError: rows are padded or have images, rotary factors depend on whole rows, or the ranks cannot share
+            attention heads.
     """
     if num_ranks == 1:
         return
@@ -66,6 +68,8 @@ def check_sequence_ranks(config: ComputedModelConfig, model: Any, limits: MicroB
     description = model.config.get_text_config()
     if not limits.packed:
         raise ValueError(f"{key} ({num_ranks}) needs packed rows, and those of {type(model).__name__} are padded")
+    if limits.image_settings is not None:
+        raise ValueError(f"{key} ({num_ranks}): {config.model} reads images, whose rows ranks cannot divide among them")
     if limits.rope_switch is not None:
         raise ValueError(f"{key} ({num_ranks}): {config.model} has longrope, whose factors depend on whole rows")
     heads, key_values = (of_each_layer(description, f"num_{of}_heads") for of in ("attention", "key_value"))

@@ -34,6 +34,7 @@ from services.engine.model.compiled import only_compiled
 from services.engine.model.forward import RESPONSE_METHOD, Forward
 from services.engine.model.freezing import freeze_weights
 from services.engine.model.loading import (
+    PixelLimits,
     build_model,
     describe_architecture,
     fill_model,
@@ -69,9 +70,9 @@ class TrainEngine:
     """A model under training: weights on all ranks, optimizer, schedule; has the checkpoint methods of a `Role`.
 
     Training begins with the weights of the model's folder; a new value head is 0. With `lora_rank` these weights are
-    frozen, in the dtype of the computation, and adapters are trained. The weights that `freeze` names stay as they are.
-    `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see
-    `Checkpointer`.
+    frozen, in the dtype of the computation, and adapters are trained. The weights that `freeze` names stay as they are,
+    and those of a frozen vision tower. `max_response_length` is the fixed length of loss_agg_mode
+    seq-mean-token-sum-norm. For `writer_locks` see `Checkpointer`, for `pixel_limits` see `build_model`.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
@@ -93,6 +94,7 @@ class TrainEngine:
         max_response_length: int,
         device: torch.device,
         writer_locks: Sequence[Path] = (),
+        pixel_limits: PixelLimits = (None, None),
     ) -> None:
         """Builds the model with adapters, shards and fills it, then makes its optimizer, and proves its forward pass.
 
@@ -113,6 +115,7 @@ class TrainEngine:
             gradient_checkpointing=config.gradient_checkpointing,
             fp32_head=config.has_fp32_head,
             override_config=config.override_config,
+            pixel_limits=pixel_limits,
         )
         self.num_parameters: int = self.model.num_parameters()
         self.architecture = describe_architecture(self.model)

@@ -3,6 +3,8 @@
 # A model with smaller fp32 weights stays unsharded between forward and backward, and its gradient is reduced once per
 # mini-batch: that takes less communication, and memory that such a model can afford.
 KEEP_GATHERED_BYTES = 4 << 30
+# Decoded images that a rank keeps for its next passes over the same rows.
+DECODED_IMAGES_BYTES = 1 << 30
 # The largest number of logits that exist at the same time: 512 MiB in fp32. A small vocabulary is one chunk.
 MAX_LOGITS = 1 << 27
 # The largest number of entries of an attention mask while hf computes prompts: 64 MiB, and as many floats in attention.

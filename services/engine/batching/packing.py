@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from services.engine.batching.loss_aggregation import response_mask
+from services.engine.batching.micro_batch_images import MicroBatchImages, images_of_rows, positions_in_images
 from services.engine.batching.on_device import on_device
 from services.engine.batching.own_positions import OwnPositions, own_positions
 from services.engine.batching.padded_rows import PaddedRows
@@ -24,6 +25,7 @@ from services.engine.batching.segments import whole_rows
 from splitppo.balance import attention_cost, partition
 from splitppo.batch import Batch
 from splitppo.columns import spec_of
+from splitppo.images.settings import ImageSettings
 
 Rows = NDArray[np.int64]
 
@@ -47,6 +49,7 @@ class MicroBatchLimits:
     sequence_group: ProcessGroup | None = None  # None: this rank computes all positions
     rope_switch: int | None = None  # tokens; None: the factors are the same for all rows
     pads_attention: bool = False
+    image_settings: ImageSettings | None = None  # None: the model reads text alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +75,7 @@ class MicroBatch:
     """
 
     input_ids: Tensor  # int64, prompts and responses; padded [B, S] (right-padded with 0) or packed [1, S]
-    position_ids: Tensor  # int64, shape of input_ids; starts at 0 in every row
+    position_ids: Tensor  # int64, shape of input_ids, or [3, *shape] in time, height and width; each row begins at 0
     cu_seq_lens: Tensor | None  # packed: [B + 1] int32, where each row starts; None: padded
     max_length: int  # tokens of the longest row
     previous: Tensor  # [N] int64, index into the flattened positions of the token before each response token
@@ -80,6 +83,7 @@ class MicroBatch:
     tokens: ResponseTokens
     own: OwnPositions | None = None  # None: this rank computes all positions
     padded_rows: PaddedRows | None = None  # None: attention takes the rows as they are
+    images: MicroBatchImages | None = None  # None: no row has an image
 
 
 def row_lengths(batch: Batch) -> NDArray[np.int32]:
@@ -236,6 +240,10 @@ def collate(
     input_ids[_positions(starts[: batch.num_rows], prompts.lengths)] = prompts.values
     input_ids[response_positions] = responses.values
     position_ids = np.arange(input_ids.size) - np.repeat(starts, lengths if packed else max_length)
+    images = None
+    if limits.image_settings is not None:
+        position_ids = positions_in_images(position_ids, starts, batch, limits.image_settings)
+        images = MicroBatchImages.of(prompts.rows(), images_of_rows(batch), starts, limits.image_settings, device)
     shown = slice(None) if own is None else slice(own.first, own.stop)
     mask = response_mask(batch).values
 
@@ -245,7 +253,7 @@ def collate(
     columns = {name: _of_tokens(batch, name) for name in _loss_columns(batch)}
     return MicroBatch(
         input_ids=tensor(input_ids.reshape(shape)[:, shown]),
-        position_ids=tensor(position_ids.reshape(shape)[:, shown]),
+        position_ids=tensor(position_ids.reshape(*position_ids.shape[:-1], *shape)[..., shown]),
         cu_seq_lens=tensor(cu_seq_lens.astype(np.int32)) if packed else None,
         max_length=max_length,
         previous=tensor(response_positions - 1),
@@ -259,6 +267,7 @@ def collate(
         ),
         own=own,
         padded_rows=PaddedRows.of(lengths, device) if packed and limits.pads_attention else None,
+        images=images,
     )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from services.engine import parallel
 from services.engine.model.linear import use_onednn
+from services.engine.model.vision import vision_tower
 from services.engine.model.weight_files import StoredTensor, fill, open_file
 from splitppo.config import TrainedModelConfig
 from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NAME_PREFIX, check_adapter
@@ -67,14 +68,19 @@ def inject(model: Any, config: TrainedModelConfig, *, kind: str) -> None:
 def _target_modules(model: Any, config: TrainedModelConfig, heads: Sequence[str]) -> list[str]:
     """Returns the last parts of the names of the target layers, if no other module shares them; else whole names.
 
-    A list names the ends of layers' names, a text is a regular expression for whole names. Only a pattern of
-    `exclude_modules` may match no layer, since it may be meant for parts that other models have.
+    A frozen vision tower has none. A list names the ends of layers' names, a text is a regular expression for whole
+    names. Only a pattern of `exclude_modules` may match no layer, since it may be meant for parts that other models
+    have.
 
     Raises:
         ValueError: a name matches nothing, no layer is left, or one is left that can have no adapter.
     """
     key = "critic" if heads else "actor"
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    tower = vision_tower(model) if config.freeze_vision_tower else None
+    of_tower = set() if tower is None else set(tower.modules())
+    linear = [
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in of_tower
+    ]
     output = model.get_output_embeddings()
     no_adapter = {name: "its logits are made in chunks" for name in linear if model.get_submodule(name) is output}
     no_adapter |= {name: "it is trained whole" for name in linear if _first(name) in heads}

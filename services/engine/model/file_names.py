@@ -1,10 +1,11 @@
-"""Translates names of weights between a model in memory, which stacks the experts of a layer, and files, which do not.
+"""Translates names of weights between a model in memory and files, for experts, and for models that read images.
 
 The names and the order of an expert's parts are those of transformers. A published checkpoint and vLLM have, e.g.,
 
     mlp.experts.0.gate_proj.weight [I, D], mlp.experts.0.up_proj.weight [I, D], mlp.experts.1.gate_proj.weight, ...
 
-where the model has mlp.experts.gate_up_proj [E, 2 I, D], for E experts of width I and hidden size D.
+where the model has mlp.experts.gate_up_proj [E, 2 I, D], for E experts of width I and hidden size D. Qwen2.5-VL's files
+have `visual` and `model.layers` where the model has `model.visual` and `model.language_model.layers`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import MergeModulelist, WeightConverter, WeightRenaming
 
 from services.engine.model.weight_files import StoredTensor, shape_of
+from splitppo.images.settings import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class StackedExperts:
 
 @dataclass(frozen=True)
 class FileNames:
-    """The names in files of the weights of a model that stacks experts; those of any other model stay as they are.
+    """The names in files of the weights of a model that stacks experts, or reads images; all others stay as they are.
 
     Attributes:
         parts: by the end of a stacked weight's name, the ends of the names of an expert's parts, with * for its number.
@@ -67,7 +69,11 @@ class FileNames:
             for change in changes
             if isinstance(change, WeightConverter) and isinstance(change.operations[0], MergeModulelist)
         }
-        renamings = [change for change in changes if type(change) is WeightRenaming and parts]
+        if model.config.model_type in FAMILIES:  # they are listed by their class, whose name changes with sharding
+            of_names = get_checkpoint_conversion_mapping(model.config.architectures[0]) or []
+        else:
+            of_names = changes if parts else []
+        renamings = [change for change in of_names if type(change) is WeightRenaming]
         return cls(parts, [change.reverse_transform() for change in reversed(renamings)])
 
     def find(self, source: Mapping[str, StoredTensor], name: str) -> StoredTensor | None:

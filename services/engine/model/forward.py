@@ -11,6 +11,7 @@ from services.engine.model.attention import PackedCalls
 from services.engine.model.linear import Fp32Head, fp32_product
 from services.engine.model.log_probs import log_probs_and_entropy, most_likely_tokens
 from services.engine.model.sequence_parallel import gather
+from services.engine.model.vision import given_images
 
 # The method that every model gets; FSDP gathers weights for it as for `forward`.
 RESPONSE_METHOD = "compute_responses"
@@ -130,9 +131,14 @@ def _hidden_states(model: Any, micro_batch: MicroBatch, *, shift: int = 0) -> tu
     if micro_batch.padded_rows is not None:
         packed["padded_rows"] = micro_batch.padded_rows
     calls = PackedCalls.count
-    output = model.base_model(
-        input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False, **packed
-    )
+    with given_images(model, micro_batch.images, micro_batch.input_ids.shape) as with_images:
+        output = model.base_model(
+            input_ids=micro_batch.input_ids,
+            position_ids=micro_batch.position_ids,
+            use_cache=False,
+            **with_images,
+            **packed,
+        )
     if packed and calls == PackedCalls.count:
         raise NotImplementedError(f"{type(model).__name__} cannot pack rows: set use_remove_padding to false")
     return output.last_hidden_state.flatten(0, 1)[positions], own

@@ -1,24 +1,29 @@
-"""Freezes the weights that the key `freeze` names, before a model is sharded."""
+"""Freezes the weights that the keys `freeze_vision_tower` and `freeze` name, before a model is sharded."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.engine.model.adapters import base_parameters, names_in_adapter, saved_parameters
 from services.engine.model.loading import resolve_folder, unusable
+from services.engine.model.vision import vision_tower
 from services.engine.model.weights import UNREADABLE, Kind, names_in_files
 from splitppo.config import TrainedModelConfig
 from splitppo.config.frozen_weights import frozen_names, refuse_all_frozen
 
 
 def freeze_weights(model: Any, config: TrainedModelConfig, kind: Kind) -> None:
-    """Freezes the weights of a model, with the adapters of `inject`, that `config.freeze` names; see the key.
+    """Freezes a vision tower, if `config.freeze_vision_tower`, and the weights that `config.freeze` names.
 
-    They keep their dtype, and all else of a model but gradients and moments has them as before.
+    The model has the adapters of `inject`. Frozen weights keep their dtype, and all else of a model but gradients and
+    moments has them as before.
 
     Raises:
         ValueError: a pattern names no weight that would learn, some experts of a layer without the others, or a new
             adapter such that it would never change anything; or nothing would learn.
     """
+    tower = vision_tower(model)
+    if config.freeze_vision_tower and tower is not None:
+        tower.requires_grad_(requires_grad=False)
     if not config.freeze:
         return
     role = "actor" if kind == "policy" else "critic"

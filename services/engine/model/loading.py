@@ -18,10 +18,16 @@ from services.engine.model.attention import ATTENTION, keep_attention
 from services.engine.model.compiled import not_compiled
 from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_scores, response_values
 from services.engine.model.linear import use_fp32_head, use_onednn
-from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
+from services.engine.model.vision import use_attention
+from services.engine.model.vision_value_model import as_value_model
+from services.engine.model.weights import UNREADABLE, Kind, auto_model, load_weights
 from splitppo.config.sections.models import Checkpointing, is_dropout
 from splitppo.config_error import sentence_of
+from splitppo.images.settings import FAMILIES, read_image_settings
 from splitppo.model_folder import GENERATION_CONFIG, eos_token_ids, local_folder
+
+# The fewest and the most pixels that an image is resized to; None: those of the model's folder.
+PixelLimits = tuple[int | None, int | None]
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _RESPONSE_METHODS: dict[Kind, Callable[..., Any]] = {
@@ -38,7 +44,8 @@ def resolve_folder(name: str) -> Path:
 
 def describe_architecture(model: Any) -> str:
     """Describes a model's type and sizes as text, without adapters; equal texts can load each other's weights."""
-    sizes = {name: getattr(model.config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    text = model.config.get_text_config()
+    sizes = {name: getattr(text, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
     named = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
     num_parameters = sum(parameter.numel() for parameter in base_parameters(model).values())
     return f"{model.config.model_type} with {named}, {num_parameters} parameters"
@@ -52,13 +59,17 @@ def build_model(
     gradient_checkpointing: Checkpointing = False,
     fp32_head: bool = False,
     override_config: Mapping[str, Any] = MappingProxyType({}),
+    pixel_limits: PixelLimits = (None, None),
 ) -> PreTrainedModel:
     """Builds a Hugging Face model without weights: parameters are on the meta device, buffers on the CPU.
 
     `fp32_head` makes the logits of a policy float32 whatever its weights are. `override_config` replaces attributes of
-    the folder's config. The model is in eval mode, with all dropout 0 and a `RESPONSE_METHOD`. A policy is a causal
+    the folder's config. The model is in eval mode, with all dropout 0 and a `RESPONSE_METHOD`. Its `image_settings` say
+    how it reads images, with `pixel_limits` in place of those of the folder; None if it does not. A policy is a causal
     language model; a value model is a token classifier with one label; a reward model is a decoder that classifies
-    sequences, and its folder has one label. A `Strategy` then gives the weights memory, `fill_model` their values.
+    sequences, and its folder has one label. A policy or value model may also be one that reads images: then it is a
+    model that makes text of images and text, as a value model with one label in place of each token's logit. A
+    `Strategy` then gives the weights memory, `fill_model` their values.
 
     Raises:
         ValueError: no model has this name and kind; or a replaced attribute is unknown, or changes shapes.
@@ -68,6 +79,10 @@ def build_model(
     try:
         config = _read_config(folder, kind)
         model = _without_weights(config, kind, dtype)
+        image_settings = None
+        if config.model_type in FAMILIES and kind != "reward":
+            smallest, largest = pixel_limits
+            image_settings = read_image_settings(folder, min_pixels=smallest, max_pixels=largest)
         if override_config:
             shapes = _shapes(model)
             model = _without_weights(_overridden(folder, config, override_config), kind, dtype)
@@ -82,6 +97,7 @@ def build_model(
     except Exception as error:  # wrong sizes in a config may raise anything in transformers
         raise unusable(name, kind, error) from error
     _set_computation(model, gradient_checkpointing, fp32_head=fp32_head and kind == "policy")
+    model.image_settings = image_settings
     setattr(model, RESPONSE_METHOD, MethodType(_RESPONSE_METHODS[kind], model))
     return model.eval()
 
@@ -139,7 +155,7 @@ def set_attention(model: Any, *, generation: bool) -> None:
     A model without `supports_packing` stays as it was loaded (eager).
     """
     if supports_packing(model):
-        model.set_attn_implementation("sdpa" if generation else ATTENTION)
+        use_attention(model, "sdpa" if generation else ATTENTION)
 
 
 @contextmanager
@@ -156,9 +172,10 @@ def for_generation(model: Any) -> Iterator[Any]:
 def _read_config(folder: Path, kind: Kind) -> PreTrainedConfig:
     """Reads the config of a model that can be of this kind; ValueError for another one."""
     config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-    mapping = AUTO_MODELS[kind]._model_mapping  # noqa: SLF001 # it has the text model of some with images
+    mapping = auto_model(config, kind)._model_mapping  # noqa: SLF001 # it has the text model of some with images
     if "vision_config" in config.sub_configs and type(config) not in mapping:
-        raise ValueError(f"it is a vision-language model ({config.model_type}); only text models can be trained")
+        expected = "text models" if kind == "reward" else f"text models, {' and '.join(FAMILIES)}"
+        raise ValueError(f"it is a vision-language model ({config.model_type}); expected one of {expected}")
     if kind == "reward" and config.num_labels != 1:
         raise ValueError(f"expected a sequence classifier with one label, it has {config.num_labels}")
     return config
@@ -185,7 +202,9 @@ def _without_weights(config: PreTrainedConfig, kind: Kind, dtype: torch.dtype) -
         config.num_labels = 1
         config.classifier_dropout = 0.0
     with _parameters_on_meta():
-        model: PreTrainedModel = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
+        model: PreTrainedModel = auto_model(config, kind).from_config(config, dtype=dtype, attn_implementation="eager")
+        if kind == "value" and config.model_type in FAMILIES:
+            as_value_model(model)
     model.config.architectures = [type(model).__name__]  # a value model often begins with a policy's folder
     return model
 

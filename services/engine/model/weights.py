@@ -7,12 +7,18 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from services.engine import parallel
 from services.engine.model.adapters import HEADS, base_parameters
 from services.engine.model.file_names import FileNames
 from services.engine.model.weight_files import StoredTensor, fill, have_equal_values, open_weights
+from splitppo.images.settings import FAMILIES
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +29,13 @@ AUTO_MODELS = {
     "reward": AutoModelForSequenceClassification,
 }
 UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
+
+
+def auto_model(config: Any, kind: Kind) -> Any:
+    """Returns transformers' class that makes a model of a kind from a config; a reward model reads text alone."""
+    if config.model_type in FAMILIES and kind != "reward":
+        return AutoModelForImageTextToText
+    return AUTO_MODELS[kind]
 
 
 def load_weights(model: Any, folder: Path, kind: Kind) -> None:
@@ -58,18 +71,25 @@ def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str
         OSError, RuntimeError, KeyError, SafetensorError: the weights cannot be read.
     """
     found, missing = _find_all(model, open_weights(folder))
-    if any(kind != "value" or not name.startswith(HEADS) for name in missing):
+    missing_beside_head = [name for name in missing if kind != "value" or not name.startswith(HEADS)]
+    if missing_beside_head and model.config.model_type in FAMILIES:
+        raise ValueError(_lacks(folder, model, missing_beside_head))
+    if missing_beside_head:
         # Some architectures have other names in files, or join tensors other than experts: transformers converts them.
         log.info("%s: transformers converts its weights, every rank holds all of them meanwhile", folder)
-        whole, report = AUTO_MODELS[kind].from_pretrained(
+        whole, report = auto_model(model.config, kind).from_pretrained(
             folder, config=model.config, dtype=model.dtype, output_loading_info=True
         )
         lacking = sorted(report["missing_keys"])
         if lacking_beside_head := [name for name in lacking if kind != "value" or not name.startswith(HEADS)]:
-            raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {', '.join(lacking_beside_head[:3])}")
+            raise ValueError(_lacks(folder, model, lacking_beside_head))
         tensors = {name: tensor for name, tensor in whole.state_dict().items() if name not in lacking}
         found, _ = _find_all(model, tensors)
     return found
+
+
+def _lacks(folder: Path, model: Any, names: Sequence[str]) -> str:
+    return f"{folder} lacks weights of {type(model).__name__}: {', '.join(names[:3])}"
 
 
 def names_in_files(model: Any, folder: Path) -> dict[str, list[str]]:

@@ -17,6 +17,9 @@ from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES
 class Fsdp2:
     """FSDP2 with one unit for each decoder layer, and everything else in the root unit; see `Strategy`.
 
+    A vision tower is in the root unit, whose weights every forward pass gathers: as a unit of its own, it would be
+    gathered by those ranks alone that have images.
+
     At one rank and fp32 compute no module is sharded: sharding over one rank is the identity, and FSDP2's hooks and
     copies would only cost time (docs/adr/007).
     """
@@ -78,8 +81,9 @@ class Fsdp2:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Returns the decoder layers of a transformer: its longest nn.ModuleList."""
-    return max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
+    """Returns the decoder layers of a transformer: its longest nn.ModuleList, without those of a vision tower."""
+    part = getattr(getattr(model, "base_model", None), "language_model", model)
+    return max((module for module in part.modules() if isinstance(module, nn.ModuleList)), key=len)
 
 
 def units(model: nn.Module) -> list[FSDPModule]:

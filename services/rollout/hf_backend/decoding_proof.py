@@ -36,9 +36,9 @@ def prove_decoding(
         ValueError: they differ by more than rounding explains, or the model cannot decode.
     """
     with gathered() as model:
-        rows = [(prompt, response[:_NUM_DECODED]) for prompt, response in rows_of(model.config, "policy")]
-        rows = [row for row in rows if len(row[1]) == len(rows[0][1])]  # they are decoded together
-        kept = [(prompt, response[:_NUM_TOGETHER]) for prompt, response in rows]
+        rows = [_shortened(row, _NUM_DECODED) for row in rows_of(model.config, "policy")]
+        rows = [row for row in rows if len(row.response) == len(rows[0].response)]  # they are decoded together
+        kept = [_shortened(row, _NUM_TOGETHER) for row in rows]
         # The first row and the last one are decoded to the end.
         kept[0] = rows[0]
         kept[-1] = rows[-1]
@@ -53,19 +53,23 @@ def prove_decoding(
     )
 
 
+def _shortened(row: Row, num_tokens: int) -> Row:
+    return row._replace(response=row.response[:num_tokens])
+
+
 def _decode(model: Any, rows: Sequence[Row], device: torch.device) -> Tensor:
     """Decodes the responses token by token, as if they were sampled; returns the log-probs row by row, [N].
 
     After _NUM_TOGETHER tokens only the last row and the first one go on, in this order.
     """
-    decoded = DecodedRows(model, [prompt for prompt, _ in rows], device)
+    decoded = DecodedRows(model, [row.prompt for row in rows], device)
     places = [*range(len(rows))]
     log_probs: list[list[Tensor]] = [[] for _ in rows]
-    for step in range(len(rows[0][1])):
+    for step in range(len(rows[0].response)):
         if step == _NUM_TOGETHER and len(rows) > 1:
             places = [places[-1], places[0]]
             decoded.keep(places)
-        tokens_R = torch.tensor([int(rows[place][1][step]) for place in places], device=device)
+        tokens_R = torch.tensor([int(rows[place].response[step]) for place in places], device=device)
         computed_R = decoded.logits.float().log_softmax(-1).gather(-1, tokens_R[:, None])[:, 0]
         for place, log_prob in zip(places, computed_R, strict=True):
             log_probs[place].append(log_prob)

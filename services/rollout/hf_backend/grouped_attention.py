@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward, use
 from transformers.masking_utils import sdpa_mask
 
 from services.engine.model.attention import takes_grouped_heads
+from services.engine.model.vision import use_attention
 
 _GROUPED = "splitppo-grouped"
 
@@ -27,11 +28,11 @@ def grouped_attention(model: Any) -> Iterator[None]:
     if model.config._attn_implementation != "sdpa":  # noqa: SLF001 - there is no public name
         yield
         return
-    model.set_attn_implementation(_GROUPED)
+    use_attention(model, _GROUPED)
     try:
         yield
     finally:
-        model.set_attn_implementation("sdpa")
+        use_attention(model, "sdpa")
 
 
 def _attention(

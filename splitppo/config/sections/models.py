@@ -76,7 +76,7 @@ class TrainedModelConfig(ComputedModelConfig):
 
     target_modules: Annotated[str | tuple[str, ...], IS_WORK] = "all-linear"
     """The linear layers that get an adapter: all-linear (all but the head), a list of the last parts of their names, or
-    a regular expression that matches whole names."""
+    a regular expression that matches whole names. Those of a frozen vision tower get none."""
 
     exclude_modules: Annotated[str | tuple[str, ...] | None, IS_WORK] = None
     """The linear layers of target_modules that get no adapter, as a list of names or a regular expression."""
@@ -90,6 +90,10 @@ class TrainedModelConfig(ComputedModelConfig):
     files of the model: `\\.self_attn\\.` all attention, `embed_tokens` the embedding (with an output layer that is
     tied to it), `layers\\.[0-3]\\.` the first four layers. A new value head always learns. With lora_rank the names are
     those of the adapters, such as model.layers.0.mlp.up_proj.lora_A.weight, and of a value head that the folder has."""
+
+    freeze_vision_tower: Annotated[bool, IS_WORK] = True
+    """If true, the part of a model that reads images, with the layers that map its features to tokens, does not learn.
+    A model that reads text alone has no such part."""
 
     strategy: Annotated[Literal["fsdp2", "ddp"], MAY_CHANGE] = "fsdp2"
     """The way in which the ranks of the group hold its models. fsdp2: in shards; ddp: every rank holds all weights,

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.actor.losses.actor_loss import actor_loss
 from services.engine.batching.mini_batches import plan_mini_batches
 from services.engine.batching.packing import MicroBatchLimits, collate
-from services.engine.forward_proof import FORWARDS, attention_of, own_outputs
+from services.engine.forward_proof import FORWARDS, Row, attention_of, own_outputs
 from services.engine.inference import compute_columns
 from services.engine.model.adapters import trained_parameters
 from services.engine.model.weights import Kind
@@ -80,7 +80,7 @@ def test_each_segment_has_the_numbers_of_its_context_and_what_follows_alone(
 
 
 def check_numbers_of_segments(engine: TrainEngine, episodes: Episodes) -> None:
-    rows = [(segment.context, segment.sampled) for segment in episodes.segments]
+    rows = [Row(segment.context, segment.sampled) for segment in episodes.segments]
     with attention_of(engine.model, "sdpa"):
         alone, _ = own_outputs(engine.model, engine.kind, rows, CPU)
     expected = np.zeros(len(episodes.batch["responses"].values), np.float32)

@@ -223,10 +223,10 @@ def test_a_token_that_is_forbidden_is_not_compared() -> None:
 def test_the_rows_have_no_special_ids_and_fit_into_the_positions() -> None:
     config = transformers.Qwen2Config(**{**SIZES, "pad_token_id": 7, "bos_token_id": 9, "max_position_embeddings": 12})
     rows = rows_of(config, "policy")
-    tokens = np.concatenate([np.concatenate(row) for row in rows])
+    tokens = np.concatenate([ids for row in rows for ids in (row.prompt, row.response)])
     assert not set(tokens.tolist()) & {1, 7, 9}
-    assert all(len(prompt) and len(response) for prompt, response in rows)
-    assert max(len(prompt) + len(response) for prompt, response in rows) <= 12
+    assert all(len(row.prompt) and len(row.response) for row in rows)
+    assert max(len(row.prompt) + len(row.response) for row in rows) <= 12
 
 
 def test_what_is_no_number_on_one_side_is_infinitely_far() -> None:

@@ -15,7 +15,9 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    PreTrainedConfig,
     Qwen2_5_VLConfig,
+    Qwen2VLConfig,
 )
 
 from services.engine.exchange import saved_buffers
@@ -168,7 +170,7 @@ def test_experts_that_lie_one_by_one_in_files_are_stacked_without_a_whole_model(
     save_file(
         {name.replace("model.", prefix): tensor for name, tensor in stored.items()}, experts / "model.safetensors"
     )
-    monkeypatch.setattr(weights, "AUTO_MODELS", {})  # with which transformers would convert
+    monkeypatch.setattr(weights, "auto_model", None)  # with which transformers would convert
     monkeypatch.setattr(weight_files, "PIECE_BYTES", 1000)
     assert weights_digest(load_model(str(experts))) == whole
 
@@ -314,11 +316,19 @@ def test_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["policy", "value", "reward"])
-def test_a_vision_language_model_is_one_sentence(kind: Kind, tmp_path: Path) -> None:
-    Qwen2_5_VLConfig(num_labels=1).save_pretrained(tmp_path)
-    expected = r": it is a vision-language model \(qwen2_5_vl\); only text models can be trained$"
-    with pytest.raises(ValueError, match=expected):
+@pytest.mark.parametrize(
+    ("config", "kind", "expected"),
+    [
+        (Qwen2VLConfig, "policy", "text models, qwen2_5_vl and qwen3_vl"),
+        (Qwen2VLConfig, "value", "text models, qwen2_5_vl and qwen3_vl"),
+        (Qwen2_5_VLConfig, "reward", "text models"),
+    ],
+)
+def test_a_vision_language_model_that_cannot_be_of_this_kind_is_one_sentence(
+    config: type[PreTrainedConfig], kind: Kind, expected: str, tmp_path: Path
+) -> None:
+    config(num_labels=1).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf": it is a vision-language model \(\w+\); expected one of {expected}$"):
         load_model(str(tmp_path), kind)
 
 
