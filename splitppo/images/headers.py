@@ -29,7 +29,7 @@ _VP8X_ANIMATION = 0x02
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """What the header of an image's file says.
+    """The facts in the header of an image's file.
 
     Attributes:
         format: the format of the file.
@@ -50,7 +50,7 @@ class ImageHeader:
 
 @dataclass
 class _Found:
-    """What the parts of a file have said so far: `size` is (width, height) as stored."""
+    """The facts that were found in a file so far: `size` is (width, height) as stored."""
 
     size: tuple[int, int] | None = None
     exif: bytes = b""

@@ -1,4 +1,4 @@
-"""What a vision model expects of its images, read from the files of its folder."""
+"""The sizes and colours in which a vision model expects its images, from the files of its folder."""
 
 import json
 from collections.abc import Mapping

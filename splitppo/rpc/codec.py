@@ -150,7 +150,7 @@ def _values_of(column: AnyColumn) -> Array:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a batch header says of the columns, in its order.
+    """The columns of a batch as its header describes them, in its order.
 
     Attributes:
         lengths: the row lengths of each column, of a shared one those of its stored rows.

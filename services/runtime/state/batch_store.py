@@ -127,7 +127,7 @@ class BatchStore:
     def put(self, slot: batch_pb2.Slot, batch: Batch, committed_step: int | None) -> None:
         """Stores a batch in a new slot, or adds the batch's columns to the rows of an existing slot; all or nothing.
 
-        What a part shares with other parts of its slot, as samples of a prompt have the same images, is stored once.
+        What a part shares with other parts of its slot is stored once.
 
         Raises:
             InvalidArgument, WrongState: see `check`.
@@ -154,7 +154,7 @@ class BatchStore:
     def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: StoredReply) -> None:
         """Stores a command's result in a slot: adds columns of the same rows, or replaces the rows by k results each.
 
-        What the result shares with the rows, as responses have the images of their prompts, stays where it is stored.
+        What the result shares with the rows stays where it is stored.
 
         Raises:
             NotFound: as for `get`.
