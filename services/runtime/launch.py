@@ -215,9 +215,17 @@ def _worker(
     role: Role, context: RankContext, members: Members, commands: Sequence[Command], ledger: Ledger | None
 ) -> Worker:
     """Makes the state that rank 0's threads share; a role that trains nothing has no trainable parameters."""
-    slots = BatchStore(context.config.services.max_held_bytes)
-    num_trainable = getattr(role, "num_trainable_parameters", 0)
-    return Worker(context, role.role, role.num_parameters, members.processes, ledger, slots, commands, num_trainable)
+    return Worker(
+        context,
+        role.role,
+        role.num_parameters,
+        members.processes,
+        ledger,
+        BatchStore(context.config.services.max_held_bytes),
+        commands,
+        num_trainable_parameters=getattr(role, "num_trainable_parameters", 0),
+        reads_images=getattr(role, "reads_images", False),
+    )
 
 
 def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:

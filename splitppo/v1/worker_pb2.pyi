@@ -221,20 +221,22 @@ class RankDiagnosis(_message.Message):
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., device: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., silent_s: _Optional[float] = ...) -> None: ...
 
 class DiagnoseResponse(_message.Message):
-    __slots__ = ("ranks", "run_dir", "sees_nonce", "is_writable", "disk_free_bytes", "certificate_ends_unix_s")
+    __slots__ = ("ranks", "run_dir", "sees_nonce", "is_writable", "disk_free_bytes", "certificate_ends_unix_s", "image_decoder")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     SEES_NONCE_FIELD_NUMBER: _ClassVar[int]
     IS_WRITABLE_FIELD_NUMBER: _ClassVar[int]
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_DECODER_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedCompositeFieldContainer[RankDiagnosis]
     run_dir: str
     sees_nonce: bool
     is_writable: bool
     disk_free_bytes: int
     certificate_ends_unix_s: int
-    def __init__(self, ranks: _Optional[_Iterable[_Union[RankDiagnosis, _Mapping]]] = ..., run_dir: _Optional[str] = ..., sees_nonce: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., disk_free_bytes: _Optional[int] = ..., certificate_ends_unix_s: _Optional[int] = ...) -> None: ...
+    image_decoder: str
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankDiagnosis, _Mapping]]] = ..., run_dir: _Optional[str] = ..., sees_nonce: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., disk_free_bytes: _Optional[int] = ..., certificate_ends_unix_s: _Optional[int] = ..., image_decoder: _Optional[str] = ...) -> None: ...
 
 class MeasureUploadRequest(_message.Message):
     __slots__ = ("payload",)

@@ -13,7 +13,7 @@ from splitppo.v1 import worker_pb2
 # The reason why a group does not answer, or stops answering.
 FailureCode = Literal["address", "down", "failed", "not_a_worker", "not_announced", "silent", "storage", "tls", "token"]
 RunCode = Literal["certificate", "credentials", "disk", "other_machine", "run_folder", "unfinished"]
-GroupCode = Literal["clock", "config", "restarted", "role", "silent_rank", "state", "stopped", "version"]
+GroupCode = Literal["clock", "config", "images", "restarted", "role", "silent_rank", "state", "stopped", "version"]
 Code = FailureCode | RunCode | GroupCode
 
 
@@ -95,7 +95,10 @@ class Connection:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer of a worker to Diagnose: its ranks, storage and certificate; None is what it does not know."""
+    """The answer of a worker to Diagnose: its ranks, storage and certificate; None is what it does not know.
+
+    `image_decoder` is equal in groups that decode images alike; None in a group that reads text alone.
+    """
 
     ranks: tuple[RankFacts, ...]
     run_dir: str
@@ -103,6 +106,7 @@ class Diagnosis:
     is_run_dir_writable: bool
     disk_free_bytes: int | None
     certificate_ends_unix_s: int | None
+    image_decoder: str | None = None
 
     @classmethod
     def of(cls, answer: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> "Diagnosis":
@@ -114,6 +118,7 @@ class Diagnosis:
             is_run_dir_writable=answer.is_writable,
             disk_free_bytes=answer.disk_free_bytes if answer.is_writable else None,
             certificate_ends_unix_s=answer.certificate_ends_unix_s or None,
+            image_decoder=answer.image_decoder or None,
         )
 
 

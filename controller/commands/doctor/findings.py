@@ -33,6 +33,7 @@ def find(facts: Facts) -> list[Finding]:
     faults = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
     for role, group in facts.groups.items():
         faults += _of_group(role, group, facts)
+    faults += _decoders(facts.groups)
     return faults if facts.run.is_starting else [*faults, *_restarted(facts.groups)]
 
 
@@ -202,3 +203,14 @@ def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
             knows = f"was restarted and knows no controller; others work for epoch {newest}"
             advice = "a controller that runs restores its weights at its next call; else start the run again"
             yield Finding("restarted", role, f"the {role} at {groups[role].address} {knows}", advice)
+
+
+def _decoders(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
+    """Yields a fault for each worker group that decodes images otherwise than the first group that decodes any."""
+    known = {role: group.diagnosis.image_decoder for role, group in groups.items() if group.diagnosis is not None}
+    decoders = {role: decoder for role, decoder in known.items() if decoder is not None}
+    for role, decoder in decoders.items():
+        first, of_first = next(iter(decoders.items()))
+        if decoder != of_first:
+            sentence = f"the {role} decodes images by {decoder}, the {first} by {of_first}: they see other pixels"
+            yield Finding("images", role, sentence, "install the same build of Pillow for both (requirements/)")

@@ -35,11 +35,18 @@ class DiagnosisServicer:
             self._certificate_ends_unix_s = int(valid_until(credentials.identity).timestamp())
 
     async def diagnose(self, request: worker_pb2.DiagnoseRequest, _: Any) -> worker_pb2.DiagnoseResponse:
-        """Answers what is known of ranks, devices and run folder, and if the file `nonce` is seen in that folder."""
+        """Answers what is known of ranks, devices and run folder, and if the file `nonce` is seen in that folder.
+
+        A group that reads images says how it decodes them, too.
+        """
         if request.nonce:
             check_nonce(request.nonce)
         # On another thread: storage that hangs must not delay the answers to other calls.
         response = await asyncio.to_thread(_look_into, self._worker.context.config.run.dir, request.nonce)
+        if self._worker.reads_images:
+            from splitppo.images.decoder import describe_decoder
+
+            response.image_decoder = await asyncio.to_thread(describe_decoder)
         signs = self._vital_signs()
         for process in self._worker.processes:
             rank = response.ranks.add(process=process)

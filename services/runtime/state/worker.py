@@ -26,6 +26,7 @@ class Worker:
         ledger: of the updates, or of the version of published weights that the group holds. None if the group has
             neither; then no step is committed, and requests may name any step.
         instance_id: new at each start of the group.
+        reads_images: rows may have images, which the ranks decode.
         has_failed: the group ends because of a failure.
         on_change: a function that is called, in any thread, when `is_serving` may have changed.
     """
@@ -38,6 +39,7 @@ class Worker:
     slots: BatchStore
     commands: Sequence[Command] = ()
     num_trainable_parameters: int = 0
+    reads_images: bool = False
 
     def __post_init__(self) -> None:
         config = self.context.config

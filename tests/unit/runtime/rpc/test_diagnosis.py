@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from services.runtime.failures.device import DeviceState
 from services.runtime.failures.heartbeat import VitalSign
 from services.runtime.rpc.diagnosis import DiagnosisServicer
+from splitppo.images.decoder import describe_decoder
 from splitppo.rpc.certificates import load_identity
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded
@@ -41,6 +43,15 @@ async def test_every_rank_is_there_with_its_device_and_its_silence_also_one_that
     assert (first.process.pid, first.device, first.free_bytes, first.total_bytes) == (100, "H200", 7, 9)
     assert first.silent_s == 0.5
     assert (second.process.host, second.device, second.total_bytes) == ("gpu-one", "", 0)
+
+
+async def test_a_group_that_reads_images_says_how_it_decodes_them(tmp_path: Path) -> None:
+    worker = make_worker(tmp_path)
+    asked = DiagnosisServicer(worker, PLAINTEXT, dict)
+    assert (await diagnose(asked)).image_decoder == ""
+    worker.reads_images = True
+    assert (await diagnose(asked)).image_decoder == describe_decoder()
+    assert re.fullmatch(r"Pillow [0-9.]+, [0-9a-f]{16}", describe_decoder())
 
 
 async def test_a_file_is_seen_where_it_is_in_the_run_folder(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from splitppo.batch import Batch
 from splitppo.config import ConfigError, load_config
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName, TrainedRoleName
+from splitppo.images.decoder import describe_decoder
 from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials
@@ -190,6 +191,29 @@ async def test_a_clock_that_is_off_by_more_than_a_second_is_found(serve: Serve, 
     actor_facts.connection = replace(actor_facts.connection, clock_offset_s=-60.0)
     assert "is 60.0 s behind this machine's" in find(facts)[0].sentence
     actor_facts.connection = replace(actor_facts.connection, clock_offset_s=0.5)
+    assert find(facts) == []
+
+
+async def test_groups_that_decode_images_otherwise_are_found(serve: Serve, run_dir: Path) -> None:
+    groups = {role: await serve(role, tree(run_dir)) for role in ("actor", "critic")}
+    asked = external(run_dir, groups["actor"].address, groups["critic"].address)
+    for group in groups.values():
+        group.worker.reads_images = True
+
+    facts, findings = await ask(asked)
+
+    assert findings == []
+    decoders = {role: group.diagnosis.image_decoder for role, group in facts.groups.items() if group.diagnosis}
+    assert set(decoders.values()) == {describe_decoder()}
+    critic = facts.groups["critic"]
+    assert critic.diagnosis is not None
+    critic.diagnosis = replace(critic.diagnosis, image_decoder="Pillow 9.5.0, 0123")
+    [finding] = find(facts)
+    assert (finding.code, finding.about) == ("images", "critic")
+    assert finding.sentence == (
+        f"the critic decodes images by Pillow 9.5.0, 0123, the actor by {describe_decoder()}: they see other pixels"
+    )
+    critic.diagnosis = replace(critic.diagnosis, image_decoder=None)  # it reads text alone
     assert find(facts) == []
 
 
