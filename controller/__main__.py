@@ -139,7 +139,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
     gpus = visible_gpus(config)
-    memory = memory_plan(config, gpus, host_memory().total)
+    memory = memory_plan(config, gpus, host_memory().total, image_bytes=inputs.image_bytes)
     if memory.misfit:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])

@@ -7,6 +7,7 @@ needs is loaded here: tokenizers and prompts.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 
 from controller.conversations.checks import check_conversations, load_tools
 from controller.conversations.trial import try_environments
@@ -77,6 +78,12 @@ class Inputs:
         """Lines that say how many images the prompts have, and how many tokens these; "" without images."""
         of_validation = "" if self.val_prompts is None else image_report("validation", self.val_prompts)
         return image_report("training", self.prompts.table) + of_validation
+
+    @property
+    def image_bytes(self) -> int:
+        """The bytes of the files of a prompt's images, on average in the split where they are larger; 0 without any."""
+        means = [table.images["images"].lengths.mean() for table in self.tables if table.images is not None]
+        return ceil(max(means, default=0))
 
     def with_last_step(self, config: Config) -> Config:
         """Sets `run.total_steps` in a copy of `config` to the run's last step, also if `run.total_epochs` limits it."""

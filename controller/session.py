@@ -218,7 +218,9 @@ class Session:
         for line in inputs.image_report.splitlines():
             log.info("%s", line)
         gpus = visible_gpus(config)
-        misfit = memory_plan(config, gpus, host_memory().total).misfit if gpus else None  # an estimate ends no run
+        misfit = None  # an estimate ends no run
+        if gpus:
+            misfit = memory_plan(config, gpus, host_memory().total, image_bytes=inputs.image_bytes).misfit
         crowded = crowding(config, permitted_cores())
         for warning in filter(None, (crowded, fp32_on_gpus(config), idle_policy(config), misfit)):
             log.warning("%s", warning)

@@ -44,7 +44,13 @@ class GroupMemory:
 
 
 def estimate_group(
-    config: Config, role: RoleName, model: ModelShape, *, gpu_bytes: int | None = None, **frozen: ModelShape
+    config: Config,
+    role: RoleName,
+    model: ModelShape,
+    *,
+    gpu_bytes: int | None = None,
+    image_bytes: int | None = None,
+    **frozen: ModelShape,
 ) -> GroupMemory:
     """Estimates the memory of each rank of a worker group.
 
@@ -60,7 +66,8 @@ def estimate_group(
     (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (between commands, if something
     is offloaded, or if a rollout group samples on the critic's GPUs). A checkpoint may be written during any of them:
     `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have the maximum length
-    that data.max_prompt_length and max_response_length allow, or contexts rollout.multi_turn.max_context_length.
+    that data.max_prompt_length and max_response_length allow, or contexts rollout.multi_turn.max_context_length. If a
+    model reads images, every token of a prompt is one of an image, and no two prompts of a micro-batch share one.
     Attention is taken to keep no scores in memory.
 
     Args:
@@ -68,12 +75,16 @@ def estimate_group(
         role: the role of the group.
         model: the shape of the role's main model.
         gpu_bytes: the memory of the group's smallest GPU, of which vLLM takes a share; None if not known.
+        image_bytes: the size of the files of a prompt's images, on average; 0 if prompts have none, and None if it is
+            not known.
         frozen: the shapes of the frozen models that the group holds, by their names in `FROZEN_MODELS`.
     """
-    group = Group(config, role, model, frozen, gpu_bytes)
+    group = Group(config, role, model, frozen, gpu_bytes, image_bytes)
     trained = group.trained
     if trained:
         group = replace(group, model=model.as_trained(trained))
+    if image_bytes == 0:
+        group = group.without_images()
     kept = kept_by(group)
     phases: dict[str, Terms] = {}
     if role in config.sampling_roles:

@@ -1,7 +1,7 @@
 """A worker group as its memory depends on it: models, ranks and devices; `passes` has the legend of the formulas."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.memory.frozen_models import FROZEN_MODELS
 from controller.models.shape import ModelShape
@@ -19,6 +19,7 @@ class Group:
         model: the shape of its main model, with adapters if it trains some.
         frozen: the shapes of the frozen models that it holds, by their names in `FROZEN_MODELS`.
         gpu_bytes: the memory of its smallest GPU, of which vLLM takes a share; None if not known.
+        image_bytes: the size of the files of a prompt's images, on average; None if not known.
     """
 
     config: Config
@@ -26,6 +27,7 @@ class Group:
     model: ModelShape
     frozen: Mapping[str, ModelShape]
     gpu_bytes: int | None
+    image_bytes: int | None = None
 
     @property
     def trained(self) -> TrainedModelConfig | None:
@@ -55,6 +57,11 @@ class Group:
     def gathers_trained(self) -> bool:
         """True if a rank gathers the trained weights to compute: they are divided, or kept in fp32 to compute bf16."""
         return self.trained is not None and (self.gathers_frozen or self.trained.dtype == "bf16")
+
+    def without_images(self) -> "Group":
+        """Returns the same group, whose models have the weights of a vision tower, but compute nothing with them."""
+        frozen = {name: replace(model, tower=None) for name, model in self.frozen.items()}
+        return replace(self, model=replace(self.model, tower=None), frozen=frozen)
 
     def is_own_reference(self, name: str) -> bool:
         """Returns True for the reference of an actor with adapters, which is the actor without them."""

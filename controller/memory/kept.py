@@ -7,6 +7,7 @@ from operator import attrgetter
 from controller.memory import vllm
 from controller.memory.frozen_models import frozen_models_of
 from controller.memory.group import Group
+from controller.memory.images import kept_images
 from controller.memory.passes import compute_bytes
 from controller.memory.terms import GIB, Terms
 from splitppo.config import TrainedModelConfig
@@ -50,7 +51,8 @@ def kept_by(group: Group) -> Kept:
     if vllm.has_vllm(group):
         engine = vllm.asleep_bytes(group.config) if vllm.sleeps(group) else vllm.awake_bytes(group)
     process = GPU_PROCESS_BYTES if group.devices else CPU_PROCESS_BYTES
-    everything = Terms(**models, vllm=engine, process=process)
+    images = 0 if group.devices else kept_images(group)
+    everything = Terms(**models, vllm=engine, images=images, process=process)
     keys = _offload_keys(group)
     offloaded = {key: getattr(everything, term) for key, term in keys.items()}
     beside = 0 if group.devices else sum(offloaded.values())

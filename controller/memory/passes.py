@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
+from controller.memory.images import patch_bytes, pixel_bytes, saved_by_tower, tower_transients
 from controller.models.shape import ModelShape
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
@@ -27,6 +28,7 @@ class MicroBatch:
     tokens: int  # T, padding included; in a sequence group those of this rank
     responses: int  # N, of these
     is_only_one: bool  # its mini-batch has no other
+    prompts: int = 0  # tokens of prompts, each of which may be one of an image
 
 
 def training_gathered(model: ModelShape, bytes_each: int) -> int:
@@ -124,18 +126,31 @@ def micro_batch_of(
     own = ceil(tokens / together)
     most = min(config.data.max_response_length, longest)
     response_tokens = max(ceil(own * most / longest), min(own, most))  # a part of one row may have responses alone
-    return MicroBatch(own, response_tokens, is_only_one=tokens >= rows * longest)
+    prompt_tokens = ceil(own * min(config.data.max_prompt_length, longest) / longest)
+    return MicroBatch(own, response_tokens, is_only_one=tokens >= rows * longest, prompts=prompt_tokens)
 
 
 def forward_only(model: ModelShape, batch: MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:
     """Returns the bytes of a forward pass without gradients: the MLP of a layer or a chunk of logits, if larger.
 
-    c T (2 D + 3 I + 2 E D)       or       c N D + 12 C V
+    c T (2 D + 3 I + 2 E D)       or       c N D + 12 C V       or, before them, those of a vision tower (`images`)
     """
-    layer = layer_transients(model, batch.tokens, bytes_each)
-    hidden = bytes_each * batch.responses * model.hidden
+    beside, of_tower = _images(model, batch, bytes_each)
+    layer = layer_transients(model, batch.tokens, bytes_each) + beside
+    hidden = bytes_each * batch.responses * model.hidden + beside
     logits = 12 * _chunk(model, batch) * model.vocabulary if has_logits else 0
+    if of_tower > max(layer, hidden + logits):
+        return {"activations": of_tower}
     return {"activations": layer} if layer > hidden + logits else {"activations": hidden, "logits": logits}
+
+
+def _images(model: ModelShape, batch: MicroBatch, bytes_each: int) -> tuple[int, int]:
+    """Returns the bytes that images have beside the language model, and those at the peak of the tower; 0 without."""
+    if model.tower is None:
+        return 0, 0
+    patches = model.tower.merged * batch.prompts
+    at_peak = pixel_bytes(model.tower, patches) + tower_transients(model.tower, patches, bytes_each)
+    return patch_bytes(model.tower, patches, model.hidden, bytes_each), at_peak
 
 
 def backward(
@@ -162,7 +177,8 @@ def backward(
     These are beside the gradients kept of earlier micro-batches, in fp32. With a single micro-batch the kept ones are 0
     until the end, because its gradients grow while its activations are freed; at the end they are all there, those of
     the embedding among them. Ranks that divide positions keep at least one key-value head each; in fp32 on a GPU
-    attention keeps a key-value head for each of the query.
+    attention keeps a key-value head for each of the query. Images and what their tower saves are there at each moment,
+    and at one more the tower computes (`images`).
     """
     repeated = trained.ulysses_sequence_parallel_size * model.head_dim
     if on_gpu and trained.dtype == "fp32":
@@ -171,7 +187,14 @@ def backward(
     bytes_each = compute_bytes(trained)
     gradients = _kept_gradients(model, sharded_over)
     kept = 0 if batch.is_only_one else gradients
-    saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
+    beside, in_tower = _images(model, batch, bytes_each)
+    of_tower = 0
+    if model.tower is not None:
+        patches = model.tower.merged * batch.prompts
+        of_tower = saved_by_tower(model.tower, patches, bytes_each, checkpointing=trained.gradient_checkpointing)
+        yield {"gradients": kept, "activations": of_tower + in_tower}
+    beside += of_tower
+    saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing) + beside
     whole_embedding = 4 * model.vocabulary * model.hidden  # the terms with 4 V D
     embedding = whole_embedding if model.trains_embedding else 0
     output_layer = whole_embedding if model.trains_output_layer else 0
@@ -183,7 +206,7 @@ def backward(
         yield {"gradients": kept, "activations": saved, "logits": chunk + weight}
     inside = layer_transients(model, batch.tokens, bytes_each)
     yield {"gradients": kept, "activations": saved + inside, "logits": tied}
-    yield {"gradients": gradients if batch.is_only_one else gradients + embedding + tied}
+    yield {"gradients": gradients if batch.is_only_one else gradients + embedding + tied, "activations": beside}
 
 
 def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:

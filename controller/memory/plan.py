@@ -39,11 +39,13 @@ class MemoryPlan:
         return "\n".join([*tables, *unknown, *self.proofs])
 
 
-def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -> MemoryPlan:
+def memory_plan(
+    config: Config, gpus: Mapping[int, int], main_memory: int = 0, *, image_bytes: int | None = None
+) -> MemoryPlan:
     """Estimates the memory of all worker groups of a run; downloads nothing, and reads no weights.
 
     `gpus` are the bytes of memory of the GPUs by index, as far as they are known; `main_memory` are those of this
-    machine, 0 if they are not known.
+    machine, 0 if they are not known; `image_bytes` those of the files of a prompt's images, on average, None likewise.
 
     Raises:
         ConfigError: a file of a model is incomplete.
@@ -58,7 +60,8 @@ def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -
             unknown[role] = str(reason)
             continue
         sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
-        groups.append(estimate_group(config, role, model, gpu_bytes=min(sizes, default=None), **frozen))
+        smallest = min(sizes, default=None)
+        groups.append(estimate_group(config, role, model, gpu_bytes=smallest, image_bytes=image_bytes, **frozen))
         if role != "rollout":  # it gets its weights later, and is held to the actor's log-probs
             proofs.append(_proof(config, role, model, list(frozen.values())))
     misfit = find_misfit(config, groups, gpus) or find_main_memory_misfit(config, groups, main_memory)

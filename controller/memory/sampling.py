@@ -3,11 +3,13 @@
 `passes` has the legend of the formulas.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
 from controller.memory import vllm
 from controller.memory.group import Group
+from controller.memory.images import patch_bytes, pixel_bytes, tower_transients
 from controller.memory.kept import Kept
 from controller.memory.passes import compute_bytes, kv_cache_bytes, layer_transients
 from controller.memory.terms import Terms, largest_total
@@ -56,7 +58,7 @@ def _with_the_policy(group: Group, kept: Terms) -> Terms:
     gathering = replace(kept, gathered_weights=_gathering_bytes(group) if group.gathers_trained else 0)
     whole = compute_bytes(group.config.actor) * group.model.num_parameters
     gathered = replace(kept, gathered_weights=whole if group.gathers_trained else 0)
-    return largest_total(gathering, _prefill(group, gathered), _decoding(group, gathered))
+    return largest_total(gathering, *_prefill(group, gathered), _decoding(group, gathered))
 
 
 def _gathering_bytes(group: Group) -> int:
@@ -73,13 +75,13 @@ def _gathering_bytes(group: Group) -> int:
     return int(compute_bytes(group.config.actor) * max(model.root_parameters + root, model.num_parameters + layer))
 
 
-def _prefill(group: Group, gathered: Terms) -> Terms:
-    """Returns the memory of a rank while the policy reads its prompts, each once, all in one forward pass.
+def _prefill(group: Group, gathered: Terms) -> Iterator[Terms]:
+    """Yields the memory of a rank while the policy reads its prompts, each once, all in one forward pass.
 
     c U M (2 D + 3 I + 2 E D + 2 H) + (1 + c) min(U M^2, MAX_MASK)    for U different prompts of M tokens
 
     These are the transients of a layer, query and output of attention, and the mask, as bool and in the compute dtype.
-    The KV cache is beside them.
+    The KV cache is beside them, and images (`images`), whose tower has computed before: that is another moment.
     """
     data = group.config.data
     bytes_each = compute_bytes(group.config.actor)
@@ -87,10 +89,17 @@ def _prefill(group: Group, gathered: Terms) -> Terms:
     tokens = prompts * data.max_prompt_length
     mask = min(tokens * data.max_prompt_length, MAX_MASK)
     attention = bytes_each * tokens * 2 * group.model.attention + (1 + bytes_each) * mask
-    return replace(
+    of_images = 0
+    if group.model.tower is not None:
+        tower = group.model.tower
+        patches = tower.merged * tokens
+        of_images = patch_bytes(tower, patches, group.model.hidden, bytes_each)
+        in_tower = pixel_bytes(tower, patches) + tower_transients(tower, patches, bytes_each)
+        yield replace(gathered, activations=in_tower)
+    yield replace(
         gathered,
         kv_cache=kv_cache_bytes(group.model, prompts, data.max_prompt_length, bytes_each),
-        activations=layer_transients(group.model, tokens, bytes_each) + attention,
+        activations=layer_transients(group.model, tokens, bytes_each) + attention + of_images,
     )
 
 

@@ -28,6 +28,7 @@ class Terms:
     vllm: int = 0
     checkpoint: int = 0
     offloaded: int = 0
+    images: int = 0  # in main memory
     process: int = 0
 
     @property

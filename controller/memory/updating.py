@@ -6,6 +6,7 @@
 from dataclasses import replace
 
 from controller.memory.group import Group
+from controller.memory.images import kept_images
 from controller.memory.kept import CPU_PROCESS_BYTES, Kept, moment_bytes
 from controller.memory.passes import backward, compute_bytes, micro_batch_of, training_gathered
 from controller.memory.terms import Terms, largest_total
@@ -55,9 +56,10 @@ def _bucket_bytes(group: Group, trained: TrainedModelConfig) -> int:
 def saving(group: Group, kept: Kept, peak: Terms) -> Terms:
     """Returns the main memory of a rank while a checkpoint is written, which may be during any phase.
 
-    `peak` is the memory of the phase that needs most; on a GPU only what is offloaded is in main memory.
+    `peak` is the memory of the phase that needs most; on a GPU only what is offloaded, and images are in main memory.
     """
-    in_main_memory = Terms(offloaded=sum(kept.offloaded.values()), process=CPU_PROCESS_BYTES)
+    offloaded = sum(kept.offloaded.values())
+    in_main_memory = Terms(offloaded=offloaded, images=kept_images(group), process=CPU_PROCESS_BYTES)
     with_hf_model = group.config.checkpoint.save_hf_model
     buffer = _checkpoint_bytes(group.model, group.num_shards, with_hf_model=with_hf_model)
     return replace(in_main_memory if group.devices else peak, checkpoint=buffer)

@@ -26,7 +26,11 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embe
 TIED_OUTPUT_LAYER = "lm_head.weight"  # its name in a model whose files have the embedding alone
 _IN_A_LAYER = re.compile(r".*?\.\d+(?=\.)")
 _OF_EXPERTS = (".experts.", ".gate.weight")
+_OF_TOWERS = ("visual.", "model.visual.")  # older files have the first
 _GATES = ("gate_proj", "gate_up_proj", ".experts.0.w3.")
+# Names of weights in the vision towers of Qwen2.5-VL and Qwen3-VL.
+_WIDENS = ("blocks.0.mlp.gate_proj.weight", "blocks.0.mlp.linear_fc1.weight")
+_NARROWS = ("merger.mlp.2.weight", "merger.linear_fc2.weight")
 # Names of a size in config.json; the first that it has counts.
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -41,12 +45,30 @@ class UnknownShape(Exception):
 
 
 @dataclass(frozen=True)
+class TowerShape:
+    """The sizes of the part of a model that reads images, as those of a `ModelShape`, of which its weights are a part.
+
+    A tower with gated MLPs has norms that keep their input in fp32, as a language model; others have layer norms.
+    """
+
+    num_parameters: int
+    num_layers: int
+    hidden: int
+    intermediate: int
+    patch_dim: int  # values of a patch
+    merged: int  # patches that become a token of the language model
+    num_mergers: int  # layers whose features go to the language model
+    is_gated: bool
+    learns: bool = True
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """The sizes of a transformer as the engine builds it: numbers of weights, and widths of activations."""
 
     num_parameters: int  # tied weights count once
     layer_parameters: int  # in the largest decoder layer
-    root_parameters: int  # in no layer: embedding, last norm, output layer
+    root_parameters: int  # in no decoder layer: embedding, last norm, output layer, a vision tower
     num_layers: int
     hidden: int
     intermediate: int  # of all experts that see one token
@@ -68,6 +90,7 @@ class ModelShape:
     num_layers_below: int = 0  # layers below all weights that learn
     experts_per_token: int = 0  # 0: not a mixture of experts
     adapter_outputs: int = 0  # numbers that a token has in the adapters of a decoder layer, between A and B
+    tower: TowerShape | None = None  # None: the model reads text alone
 
     @property
     def num_trained(self) -> int:
@@ -82,11 +105,14 @@ class ModelShape:
     def as_trained(self, trained: TrainedModelConfig) -> "ModelShape":
         """Returns the shape of this model with the adapters of `trained`, and without a gradient for what it freezes.
 
-        With adapters all other weights but the value head are frozen. Without adapters and `freeze` it is this shape.
+        With adapters all other weights but the value head are frozen, without `freeze_vision_tower` a tower has some.
         """
         adapters = adapter_sizes(self.linear_shapes, trained)
         shape = self._with_adapters(adapters, trained.lora_rank) if trained.lora_rank else self
-        if not trained.freeze:
+        freezes_tower = self.tower is not None and trained.freeze_vision_tower
+        if self.tower is not None:
+            shape = replace(shape, tower=replace(self.tower, learns=not freezes_tower))
+        if not trained.freeze and (trained.lora_rank or not freezes_tower):
             return shape
         heads = {name: size for name, size in self.weights.items() if name.startswith(_VALUE_HEADS)}
         names = adapters | heads if trained.lora_rank else self.weights
@@ -97,6 +123,8 @@ class ModelShape:
             for pattern in trained.freeze
             if re.search(pattern, name) or (name == tied_name and re.search(pattern, TIED_OUTPUT_LAYER))
         }
+        if freezes_tower:
+            frozen |= {name for name in names if _is_of_tower(name)}
         shape = replace(shape, num_frozen=shape.num_frozen + sum(names[name] for name in frozen))
         return shape if trained.lora_rank else replace(shape, **self._without_gradients(frozen))
 
@@ -106,25 +134,28 @@ class ModelShape:
         return [name for name in self.weights if name.endswith(EMBEDDINGS)]
 
     def _with_adapters(self, sizes: Mapping[str, int], rank: int) -> "ModelShape":
+        of_layers = {name: size for name, size in sizes.items() if not _is_of_tower(name)}
+        in_layers = sum(of_layers.values())
         adapters = sum(sizes.values())
         base = self.num_parameters - self.head_parameters
         return replace(
             self,
             num_parameters=self.num_parameters + adapters,
-            layer_parameters=self.layer_parameters + adapters // self.num_layers,
+            layer_parameters=self.layer_parameters + in_layers // self.num_layers,
+            root_parameters=self.root_parameters + adapters - in_layers,
             num_base=base,
             num_frozen=base,
             trains_norms=False,
             trains_embedding=False,
             trains_output_layer=False,
-            adapter_outputs=rank * len(sizes) // 2 // self.num_layers,  # each layer has A and B
+            adapter_outputs=rank * len(of_layers) // 2 // self.num_layers,  # each layer has A and B
         )
 
     def _without_gradients(self, frozen: set[str]) -> dict[str, Any]:
         """Returns the fields of the shape that say where a backward pass of this model makes and keeps nothing."""
         layers: dict[str, bool] = {}  # whether a layer learns, first layers first
         for name in sorted(self.weights, key=_layer_number):
-            if in_layer := _IN_A_LAYER.match(name):
+            if in_layer := _in_decoder_layer(name):
                 layers[in_layer.group()] = layers.get(in_layer.group(), False) or name not in frozen
         trains_embedding = not frozen.issuperset(self.embedding_names or ["unknown"])
         outputs = [name for name in self.weights if name.startswith(_OUTPUT_LAYERS)]
@@ -149,12 +180,24 @@ def adapter_sizes(linear_shapes: Mapping[str, tuple[int, ...]], trained: Trained
 
 def _layer_number(name: str) -> int:
     """Returns the number of the decoder layer in the name of a weight; -1 for a weight in no layer."""
-    in_layer = _IN_A_LAYER.match(name)
+    in_layer = _in_decoder_layer(name)
     return int(in_layer.group().rpartition(".")[2]) if in_layer else -1
 
 
+def _in_decoder_layer(name: str) -> re.Match[str] | None:
+    """Finds the decoder layer in the name of a weight, e.g. model.layers.3; None for a weight in no such layer."""
+    return None if _is_of_tower(name) else _IN_A_LAYER.match(name)
+
+
+def _is_of_tower(name: str) -> bool:
+    """Returns True for the name of a weight, or of an adapter, of a vision tower."""
+    return name.startswith(_OF_TOWERS)
+
+
 def _has_adapter(name: str, trained: TrainedModelConfig) -> bool:
-    """Returns True if the linear layer gets an adapter, as peft decides."""
+    """Returns True if the linear layer gets an adapter, as peft decides; none of a frozen tower does."""
+    if _is_of_tower(name) and trained.freeze_vision_tower:
+        return False
     is_target = trained.target_modules == "all-linear" or _is_named(name, trained.target_modules)
     return is_target and not (trained.exclude_modules and _is_named(name, trained.exclude_modules))
 
@@ -242,16 +285,18 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
     """Returns the sizes of a model, from config.json and the shapes of its tensors.
 
     `description` is the whole of config.json, `config` the same with the part about text on top. A value head that the
-    folder lacks has a weight for each hidden number, and a bias, for one label.
+    folder lacks has a weight for each hidden number, and in a model of text alone a bias, for one label.
     """
     is_tied = kind == "policy" and is_output_layer_tied(description, shapes)
     hidden = _find(config, "hidden") or 0
     weights = loaded_weights(shapes, kind, is_tied=is_tied)
     is_head_new = kind == "value" and not has_value_head(weights)
-    counts = {**weights, "score.weight": hidden + 1} if is_head_new else weights
+    tower = _tower_shape(shapes)
+    new_head = {"score.weight": hidden + (tower is None)} if is_head_new else {}
+    counts = {**weights, **new_head}
     layers: Counter[str] = Counter()
     for name, count in counts.items():
-        if in_layer := _IN_A_LAYER.match(name):
+        if in_layer := _in_decoder_layer(name):
             layers[in_layer.group()] += count
     heads = _find(config, "heads") or 1  # as for the other sizes: `read_model_shape` refuses a model without them
     num_layers = _find(config, "layers") or 0
@@ -268,23 +313,50 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
         key_values=(config.get("num_key_value_heads") or heads) * head_dim,
         head_dim=head_dim,
         vocabulary=_find(config, "vocabulary") or 0,
-        is_gated=any(part in name for name in shapes for part in _GATES),
+        is_gated=any(part in name for name in shapes if not _is_of_tower(name) for part in _GATES),
         is_tied=is_tied,
         windows=_windows(config, num_layers),
         experts_per_token=config.get("num_experts_per_tok") or 0,
         head_parameters=sum(count for name, count in counts.items() if name.startswith(_VALUE_HEADS)),
         linear_shapes=linear_layers(shapes),
         weights=weights,
+        tower=tower,
+    )
+
+
+def _tower_shape(shapes: Shapes) -> TowerShape | None:
+    """Returns the sizes of a vision tower of one of the families that read images; None if there is none."""
+    tower = {name.partition("visual.")[2]: shape for name, shape in shapes.items() if _is_of_tower(name)}
+    if "patch_embed.proj.weight" not in tower:
+        return None
+    hidden, *of_patch = tower["patch_embed.proj.weight"]
+    # Both families have an MLP in a block that widens, and one behind the merged patches that narrows.
+    widens = next(tower[name] for name in _WIDENS if name in tower)
+    narrows = next(tower[name] for name in _NARROWS if name in tower)
+    return TowerShape(
+        num_parameters=sum(map(prod, tower.values())),
+        num_layers=len({name.split(".")[1] for name in tower if name.startswith("blocks.")}),
+        hidden=hidden,
+        intermediate=widens[0],
+        patch_dim=prod(of_patch),
+        merged=narrows[1] // hidden,
+        num_mergers=1 + len({name.split(".")[1] for name in tower if name.startswith("deepstack_merger_list.")}),
+        is_gated=any("gate_proj" in name for name in tower),
     )
 
 
 def linear_layers(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each linear layer in a decoder layer, by its name."""
+    """Returns the shape of each linear layer in a decoder layer, or in a vision tower, by its name."""
     return {
         name.removesuffix(".weight"): shape
         for name, shape in shapes.items()
-        if is_linear(name, shape) and _IN_A_LAYER.match(name)
+        if is_linear(name, shape) and (_in_decoder_layer(name) or _is_linear_of_tower(name))
     }
+
+
+def _is_linear_of_tower(name: str) -> bool:
+    """Returns True for a weight with two dimensions of a vision tower, but for its embedding of positions."""
+    return _is_of_tower(name) and not name.endswith("pos_embed.weight")
 
 
 def is_linear(name: str, shape: tuple[int, ...]) -> bool:

@@ -10,12 +10,18 @@ gradient, once. Pairs that a causal mask or a window hides are counted too; what
 checkpointing), padding and look-ups of embeddings are not counted. The head counts where it is computed, at response
 tokens. Of E stacked experts, k of which compute a token, k / E of the weights count. A row has one segment for each of
 its contexts.
+
+    forward of a vision tower = 2 * (N_patch * patches + N_token * tokens) + 4 * H * d * pairs of patches, of all layers
+
+Images that rows share are counted once. N_token are the weights of what merges patches into tokens, N_patch all others.
+A pair of patches counts where both are in one image, in layers with windows in one window. A frozen tower computes
+forward alone.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -27,8 +33,10 @@ from services.engine import parallel
 from services.engine.batching.mini_batches import MiniBatch
 from services.engine.batching.packing import row_lengths
 from services.engine.model.layer_attributes import of_all_layers, of_each_layer
+from services.engine.model.vision import vision_tower
 from splitppo.batch import Batch
 from splitppo.config import TrainedModelConfig
+from splitppo.images.columns import SIZES_EACH
 from splitppo.segments import Segments
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -56,6 +64,47 @@ class DenseShape:
     attention_width: float  # heads x head dimension, of all layers
     frozen_body_parameters: float = 0  # those without a gradient
     frozen_head_parameters: float = 0
+    tower: "TowerShape | None" = None  # of a model that reads images
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """The sizes of a vision tower, from which the number of FLOPs of an image is computed."""
+
+    patch_parameters: float  # weights that a patch meets
+    token_parameters: float  # weights that the patches meet together that are merged into a token
+    attention_width: float  # heads x head dimension, of one layer
+    num_full_layers: int  # in which a patch sees all patches of its image
+    num_windowed_layers: int  # in which it sees those of its window
+    window: int  # tokens of a window on each side
+    merge: int  # patches of a token on each side
+    learns: bool = True
+    frozen_patch_parameters: float = 0  # those without a gradient
+    frozen_token_parameters: float = 0
+
+    @classmethod
+    def of(cls, tower: nn.Module) -> Self:
+        """Reads the shape of a vision tower of transformers."""
+        config: Any = tower.config
+        looked_up = {id(module.weight) for module in tower.modules() if isinstance(module, nn.Embedding)}
+        met = {name: weight for name, weight in tower.named_parameters() if id(weight) not in looked_up}
+        merging = {name: weight for name, weight in met.items() if "merger" in name}
+        other = {name: weight for name, weight in met.items() if name not in merging}
+        full = getattr(config, "fullatt_block_indexes", None)
+        num_full = config.depth if full is None else len(full)
+        window = getattr(config, "window_size", 0) // config.spatial_merge_size // config.patch_size
+        return cls(
+            patch_parameters=sum(weight.numel() for weight in other.values()),
+            token_parameters=sum(weight.numel() for weight in merging.values()),
+            attention_width=config.hidden_size,
+            num_full_layers=num_full,
+            num_windowed_layers=config.depth - num_full,
+            window=window,
+            merge=config.spatial_merge_size,
+            learns=any(weight.requires_grad for weight in met.values()),
+            frozen_patch_parameters=sum(weight.numel() for weight in other.values() if not weight.requires_grad),
+            frozen_token_parameters=sum(weight.numel() for weight in merging.values() if not weight.requires_grad),
+        )
 
 
 class FlopsMeter:
@@ -73,15 +122,22 @@ class FlopsMeter:
 
         The rows have one context each.
         """
-        parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
-        rows = np.concatenate([np.empty(0, np.int64), *parts])
-        return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows]) / self._num_copies
+        flops = 0.0
+        for mini_batch in mini_batches:
+            rows = np.concatenate([np.empty(0, np.int64), *mini_batch.micro_batches])
+            flops += train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
+            if self._shape.tower is not None:
+                flops += tower_train_flops(self._shape.tower, image_grids(batch, rows))
+        return flops / self._num_copies
 
     def forward_flops(self, batch: Batch) -> float:
         """Counts the FLOPs of a forward pass over this rank's rows, segment by segment; NaN for an unknown shape."""
         segments = Segments.of(batch)
         response_lengths = segments.ends - segments.begins - segments.contexts
-        return forward_flops(self._shape, segments.lengths(batch), response_lengths) / self._num_copies
+        flops = forward_flops(self._shape, segments.lengths(batch), response_lengths)
+        if self._shape.tower is not None:
+            flops += tower_forward_flops(self._shape.tower, image_grids(batch, np.arange(batch.num_rows)))
+        return flops / self._num_copies
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
         """Computes the MFU of all ranks as metric `name`, from this rank's FLOPs and seconds. Collective.
@@ -103,7 +159,9 @@ def dense_shape(model: Any) -> DenseShape:
     heads = of_each_layer(config, "num_attention_heads")
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    body = {name: weight for name, weight in model.base_model.named_parameters() if id(weight) not in looked_up}
+    tower = vision_tower(model)
+    text = model.base_model if tower is None else model.base_model.language_model
+    body = {name: weight for name, weight in text.named_parameters() if id(weight) not in looked_up}
     num_experts = next((number for name in _EXPERTS if (number := of_all_layers(config, name))), 0)
     stacked = {name for name, weight in body.items() if ".experts." in name and len(weight) == num_experts}
     per_token = of_all_layers(config, "num_experts_per_tok")
@@ -125,6 +183,7 @@ def dense_shape(model: Any) -> DenseShape:
         sum(widths),
         sum(met[name] for name, weight in body.items() if not weight.requires_grad),
         sum(parameter.numel() for parameter in head if not parameter.requires_grad),
+        None if tower is None else TowerShape.of(tower),
     )
 
 
@@ -148,6 +207,47 @@ def train_flops(shape: DenseShape, lengths: NDArray[Any], response_lengths: NDAr
     frozen = shape.frozen_body_parameters * lengths.sum(dtype=np.float64)
     frozen += shape.frozen_head_parameters * response_lengths.sum(dtype=np.float64)
     return 3.0 * forward_flops(shape, lengths, response_lengths) - 2.0 * float(frozen)
+
+
+def image_grids(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns patch rows and columns of the images of some rows of a batch, [num_images, 2]; shared ones once."""
+    if "images" not in batch:
+        return np.empty((0, 2), np.int64)
+    _, first_places = np.unique(batch["images"].stored_rows[rows], return_index=True)
+    of_rows = batch["image_sizes"].take(rows[first_places]).rows()
+    sizes: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *of_rows]).reshape(-1, SIZES_EACH)
+    return sizes[:, 1:]
+
+
+def tower_forward_flops(tower: TowerShape, grids: NDArray[np.int64]) -> float:
+    """Counts the FLOPs of a vision tower for images of these rows and columns of patches, [num_images, 2]."""
+    patches = grids.prod(axis=1, dtype=np.float64)
+    tokens = patches.sum() / tower.merge**2
+    weights = tower.patch_parameters * patches.sum() + tower.token_parameters * tokens
+    pairs = tower.num_full_layers * (patches**2).sum()
+    if tower.num_windowed_layers:
+        pairs += tower.num_windowed_layers * _pairs_in_windows(tower.window * tower.merge, grids).sum()
+    return float(2.0 * weights + 4.0 * tower.attention_width * pairs)
+
+
+def tower_train_flops(tower: TowerShape, grids: NDArray[np.int64]) -> float:
+    """Counts the FLOPs of a vision tower in an update: forward and backward, or forward alone if it is frozen."""
+    forward = tower_forward_flops(tower, grids)
+    if not tower.learns:
+        return forward
+    patches = grids.prod(axis=1, dtype=np.float64).sum()
+    frozen = tower.frozen_patch_parameters * patches + tower.frozen_token_parameters * patches / tower.merge**2
+    return 3.0 * forward - 2.0 * float(frozen)
+
+
+def _pairs_in_windows(window: int, grids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Counts the pairs of patches that share a window of window x window patches, in each image; [num_images].
+
+    The windows at the end of a row or column are smaller. Pairs along rows times pairs along columns are all pairs.
+    """
+    whole, rest = np.divmod(grids.astype(np.float64), window)
+    pairs: NDArray[np.float64] = (whole * window**2 + rest**2).prod(axis=1)
+    return pairs
 
 
 def peak_flops(device_name: str, dtype: Literal["fp32", "bf16"]) -> float:

@@ -47,7 +47,7 @@ class TrainedRole:
         self.num_parameters = engine.num_parameters
         self.model = engine.architecture
         self.num_trainable_parameters = engine.num_trainable_parameters
-        self.reads_images = getattr(engine.model, "image_settings", None) is not None
+        self.reads_images = engine.model.image_settings is not None
         self.check_checkpoint = engine.check_checkpoint
 
     def make_room(self, *, weights_change: bool = False) -> None:

@@ -51,7 +51,7 @@ class RolloutRole:
         if context.config.rollout_shares_devices:
             self._generation.give_back()  # the critic's group computes before the first sync
         self.num_parameters = self._weights.num_parameters
-        self.reads_images = getattr(self._weights.model, "image_settings", None) is not None
+        self.reads_images = self._weights.model.image_settings is not None
 
     def commands(self) -> Sequence[Command]:
         """Returns the commands SyncWeights and Generate."""
