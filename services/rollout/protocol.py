@@ -149,7 +149,10 @@ def begin_responses(rows: Batch) -> list[Response]:
     """
     seeds = rows["seeds"].values.tolist()
     places = rows["places"].values.tolist() if "places" in rows else range(len(seeds))
-    repeated = zip(rows["prompts"].rows(), rows["seeds"].lengths, strict=True)
+    prompts_of_rows = rows["prompts"].rows()
+    if "begun_responses" in rows:
+        prompts_of_rows = _shared(prompts_of_rows)
+    repeated = zip(prompts_of_rows, rows["seeds"].lengths, strict=True)
     prompts = [prompt for prompt, num_seeds in repeated for _ in range(num_seeds)]
     wanted = zip(prompts, seeds, places, strict=True)
     responses = [Response(index, prompt, seed, place=place) for index, (prompt, seed, place) in enumerate(wanted)]
@@ -159,6 +162,15 @@ def begin_responses(rows: Batch) -> list[Response]:
             response.extend(tokens.tolist(), log_probs.tolist())
             response.num_begun = len(tokens)
     return responses
+
+
+def _shared(prompts: Sequence[Array]) -> list[Array]:
+    """Returns prompts of which equal ones are the same array.
+
+    Responses that may go on have a row each, with one seed, so that a prompt comes once for every response to it.
+    """
+    first_of: dict[bytes, Array] = {}
+    return [first_of.setdefault(prompt.tobytes(), prompt) for prompt in prompts]
 
 
 @dataclass(frozen=True)

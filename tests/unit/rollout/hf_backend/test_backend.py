@@ -510,6 +510,23 @@ def test_the_longest_responses_are_decoded_first_and_each_batch_is_prefilled_onc
     assert [shape for shape in shapes if shape[1] > 1] == [(2, 13), (2, 7), (2, 4)]
 
 
+def test_responses_that_begin_share_their_prompt_though_each_has_a_row() -> None:
+    model, shapes = build(), []
+    first, second = random_prompts([4, 4])
+    prompts = [first, second, first.copy(), second.copy(), first.copy()]
+    begun = Batch.from_rows(begun_responses=[()] * 5, begun_log_probs=[()] * 5)
+    expected = generate(backend(build()), [first, second], [[0, 2, 4], [1, 3]])
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+
+    steps = steps_of(backend(model), prompts, [[seed] for seed in range(5)], begun=begun, max_step_tokens=8)
+    made = response_rows(response for step in steps for response in step.ended)
+
+    assert shapes[0] == (2, 4)
+    assert [responses(made)[row] for row in (0, 2, 4, 1, 3)] == responses(expected)
+
+
 def test_a_policy_that_gives_nan_is_an_error_not_a_token() -> None:
     model = build()
     with torch.no_grad():
