@@ -9,7 +9,7 @@ import torch
 from google.protobuf.descriptor import ServiceDescriptor
 from numpy.typing import NDArray
 
-from services.engine.batching.row_checks import check_rows
+from services.engine.batching.row_checks import check_rows, has_images
 from services.rollout.backends import BACKENDS
 from services.rollout.begun_responses import BEGUN_COLUMNS, check_begun, check_cuts
 from services.rollout.open_turns import RankTurns
@@ -21,6 +21,7 @@ from services.runtime.command import Command, CommandProgress, Effect, Messages,
 from services.runtime.context import RankContext
 from services.runtime.ranks.row_group import to_leaders
 from splitppo.batch import Batch
+from splitppo.images.columns import IMAGE_COLUMNS
 from splitppo.v1 import actor_pb2, conversation_pb2
 
 
@@ -51,7 +52,7 @@ class Generation:
             self.generate,
             Rows(
                 columns=("prompts", "seeds"),
-                optional_columns=BEGUN_COLUMNS,
+                optional_columns=(*BEGUN_COLUMNS, *IMAGE_COLUMNS),
                 prepare=self._prepare,
                 shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
                 num_parts=lambda request: request.num_parts,
@@ -104,7 +105,7 @@ class Generation:
             report(step.done, step.total, "generate")
         if turns is not None:
             metrics["timing_s/wait_replies"] = turns.waited_s
-        columns = response_rows(ended, have_turns=have_turns, may_go_on=sampling.max_step_tokens > 0)
+        columns = response_rows(ended, batch, have_turns=have_turns, may_go_on=sampling.max_step_tokens > 0)
         return Outcome(columns=columns, metrics=metrics, policy_version=version)
 
     def update_weights(self, version: int) -> dict[str, float]:
@@ -136,6 +137,7 @@ class Generation:
             raise ValueError(f"num_parts must be 0 (not streamed) to {num_rows} responses, got {request.num_parts}")
         self._check_first_turns(request.conversation.first_turns, num_rows)
         check_cuts(request, batch)
+        _check_images_end(request, batch)
         check_begun(batch, sampling, self._stop_rule, self._policy.model)
         if request.num_parts <= 1 and not request.HasField("conversation"):
             return batch
@@ -211,6 +213,18 @@ def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> lis
     order = np.argsort(-lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine
     return to_leaders([np.sort(order[engine::num_engines]) for engine in range(num_engines)], ranks_per_engine)
+
+
+def _check_images_end(request: actor_pb2.GenerateRequest, batch: Batch) -> None:
+    """Raises ValueError if prompts have images, and their responses are conversations, are cut, or go on."""
+    if not has_images(batch):
+        return
+    if request.HasField("conversation"):
+        raise ValueError("expected no conversation with images: a prompt with images has responses of one turn")
+    begun = [name for name in BEGUN_COLUMNS if name in batch]
+    if request.max_step_tokens or begun:
+        because = "max_step_tokens" if request.max_step_tokens else " and ".join(begun)
+        raise ValueError(f"expected no images with {because}: a response to a prompt with images is sampled at once")
 
 
 def _prompt_lengths(rows: Batch) -> dict[int, int]:

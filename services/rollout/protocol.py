@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.engine.batching.micro_batch_images import RowImages, images_of_rows
 from splitppo.batch import Array, Batch
 from splitppo.config.sections.rollout import MIN_TEMPERATURE
 from splitppo.v1.conversation_pb2 import TurnLimits, TurnReply
@@ -74,6 +75,8 @@ class Response:
     index: int  # among the responses of its rank, which are ordered by prompt, then seed
     prompt: Array  # token ids, at least one; responses to the same prompt share the array
     seed: int  # int64, of the random numbers by which its tokens are sampled
+    images: RowImages = ()  # those in the prompt, in order
+    row: int = 0  # of the prompt among the rows of its rank
     tokens: array[int] = field(default_factory=lambda: array("i"))  # int32; a stop token is the last one of a turn
     log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
     place: int = 0  # among all responses of the request; without column `places` the same as `index`
@@ -143,19 +146,21 @@ class Response:
 
 
 def begin_responses(rows: Batch) -> list[Response]:
-    """Makes a Response for each seed of each prompt in a batch: columns `prompts`, `seeds`, perhaps `places`.
+    """Makes a Response for each seed of each prompt in a batch: columns `prompts`, `seeds`, perhaps `places`, images.
 
     With the columns `begun_responses` and `begun_log_probs` it has these tokens already; else it is empty.
     """
     seeds = rows["seeds"].values.tolist()
     places = rows["places"].values.tolist() if "places" in rows else range(len(seeds))
-    prompts_of_rows = rows["prompts"].rows()
+    row_of_each = np.repeat(np.arange(rows.num_rows), rows["seeds"].lengths).tolist()
+    prompts = rows["prompts"].rows()
+    images = images_of_rows(rows)
     if "begun_responses" in rows:
-        prompts_of_rows = _shared(prompts_of_rows)
-    repeated = zip(prompts_of_rows, rows["seeds"].lengths, strict=True)
-    prompts = [prompt for prompt, num_seeds in repeated for _ in range(num_seeds)]
-    wanted = zip(prompts, seeds, places, strict=True)
-    responses = [Response(index, prompt, seed, place=place) for index, (prompt, seed, place) in enumerate(wanted)]
+        prompts = _shared(prompts)
+    responses = [
+        Response(index, prompts[row], seed, images=images[row], row=row, place=place)
+        for index, (row, seed, place) in enumerate(zip(row_of_each, seeds, places, strict=True))
+    ]
     if "begun_responses" in rows:
         begun = zip(responses, rows["begun_responses"].rows(), rows["begun_log_probs"].rows(), strict=True)
         for response, tokens, log_probs in begun:

@@ -51,11 +51,13 @@ def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
 def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
     """Collects the end-of-sequence ids of a model's generation config, its config and its tokenizer, ascending.
 
-    Chat models have several: the end of the turn in one place, the end of the text in another. Without any such
-    id, responses end at their maximal length. `tokenizer` may be None.
+    Chat models have several: the end of the turn in one place, the end of the text in another. Those of a model that
+    reads images may be in its language model's config. Without any such id, responses end at their maximal length.
+    `tokenizer` may be None.
     """
     stop_ids: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+    configs = (getattr(model, "generation_config", None), model.config, model.config.get_text_config())
+    for source in (*configs, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         stop_ids.update([] if ids is None else ids if isinstance(ids, list | tuple) else [ids])
     if not stop_ids:

@@ -4,18 +4,21 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from services.rollout.protocol import Response
 from services.runtime.command import CommandProgress
 from splitppo.balance import part_ends
 from splitppo.batch import Batch
+from splitppo.images.columns import IMAGE_COLUMNS
 
 
 class StreamedParts:
     """Reports a rank's sampled responses as parts in the order in which they end; nothing if there is one part.
 
     The order is that of decoding steps, and by index within a step. So parts depend on the tokens alone, never on
-    timing. The number of responses in each part is fixed before sampling begins (`part_ends`). `have_turns`: see
-    `response_rows`.
+    timing. The number of responses in each part is fixed before sampling begins (`part_ends`). `rows` are those of the
+    rank that are sampled. `have_turns`: see `response_rows`.
     """
 
     def __init__(
@@ -25,6 +28,7 @@ class StreamedParts:
         self._report = report
         self._policy_version = policy_version
         self._have_turns = have_turns
+        self._rows_of_prompts = rows
         self._places = rows["places"].values if num_parts > 1 else None
         self._ends = [] if self._places is None else part_ends(len(self._places), num_parts)
         self._num_reported = 0
@@ -44,14 +48,22 @@ class StreamedParts:
         assert self._places is not None
         indices = sorted(response.index for response in responses)
         places = [[self._places[index]] for index in indices]
-        return response_rows(responses, have_turns=self._have_turns).merge(Batch.from_rows(places=places))
+        columns = response_rows(responses, self._rows_of_prompts, have_turns=self._have_turns)
+        return columns.merge(Batch.from_rows(places=places))
 
 
-def response_rows(responses: Iterable[Response], *, have_turns: bool = False, may_go_on: bool = False) -> Batch:
+def response_rows(
+    responses: Iterable[Response],
+    rows: Batch | None = None,
+    *,
+    have_turns: bool = False,
+    may_go_on: bool = False,
+) -> Batch:
     """Converts responses to a Batch, ordered by index: prompts, seeds, responses, rollout_log_probs.
 
-    `have_turns`: they are conversations, and the Batch has the columns response_mask and segments, too. `may_go_on`:
-    some may be cut, and the Batch has the column unfinished.
+    `rows` are those of the rank that were sampled: where their prompts have images, the Batch has them, too.
+    `have_turns`: the responses are conversations, and the Batch has the columns response_mask and segments, too.
+    `may_go_on`: some may be cut, and the Batch has the column unfinished.
     """
     ordered = sorted(responses, key=attrgetter("index"))
     further: dict[str, Any] = {}
@@ -60,10 +72,14 @@ def response_rows(responses: Iterable[Response], *, have_turns: bool = False, ma
         further["segments"] = [response.segments for response in ordered]
     if may_go_on:
         further["unfinished"] = [[response.is_unfinished] for response in ordered]
-    return Batch.from_rows(
+    columns = Batch.from_rows(
         prompts=[response.prompt for response in ordered],
         seeds=[[response.seed] for response in ordered],
         responses=[response.tokens for response in ordered],
         rollout_log_probs=[response.log_probs for response in ordered],
         **further,
     )
+    if rows is None or "images" not in rows:
+        return columns
+    rows_of_prompts = np.array([response.row for response in ordered], np.int64)
+    return columns.merge(rows.select(IMAGE_COLUMNS).take(rows_of_prompts))

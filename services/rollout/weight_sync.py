@@ -48,8 +48,14 @@ class SyncedWeights:
         actor = config.actor
         # `requires_grad` is that of the actor's model, though no gradient is computed: without it torch computes some
         # products in another way, and log-probs would differ from the actor's (docs/adr/050).
-        settings: Any = {"fp32_head": actor.has_fp32_head, "override_config": actor.override_config}
-        self.model: Any = build_model(actor.model, "policy", dtype=self._dtype, **settings)
+        self.model: Any = build_model(
+            actor.model,
+            "policy",
+            dtype=self._dtype,
+            fp32_head=actor.has_fp32_head,
+            override_config=actor.override_config,
+            pixel_limits=(config.data.min_pixels, config.data.max_pixels),
+        )
         self.num_parameters: int = self.model.num_parameters()
         if not actor.lora_rank:
             freeze_weights(self.model, actor, "policy")

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from splitppo.images.positions import image_starts
 from splitppo.images.settings import ImageSettings
 
+IMAGE_COLUMNS = ("images", "image_sizes")
 SIZES_EACH = 3  # of an image in `image_sizes`: bytes of its file, rows and columns of patches
 
 

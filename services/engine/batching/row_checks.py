@@ -10,20 +10,21 @@ from numpy.typing import NDArray
 from services.engine.batching.loss_aggregation import response_mask
 from splitppo.batch import Batch, Column
 from splitppo.config.rope import rope_switch
+from splitppo.images.columns import IMAGE_COLUMNS, check_row
 from splitppo.segments import Segments
 
 log = logging.getLogger(__name__)
 
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
-    """Checks that a model can take the tokens and the float32 columns of a batch; returns the batch.
+    """Checks that a model can take the tokens, the images and the float32 columns of a batch; returns the batch.
 
     Of a row with several contexts the model must take each segment. `room` tokens are still to be sampled in each row;
     the model must take them, too, and with the same rotary factors.
 
     Raises:
         ValueError: no rows, an empty prompt, a token id outside the vocabulary, a row too long, NaN or infinity; or see
-            `Segments.of`.
+            `check_images` and `Segments.of`.
     """
     if batch.num_rows == 0:
         raise ValueError("the batch has no rows")
@@ -33,6 +34,7 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     for name in ("prompts", "responses", "privileged_tokens"):
         if name in batch:
             check_ids(batch[name], name, model)
+    check_images(batch, model)
     rows = np.arange(batch.num_rows)
     if "responses" in batch:
         segments = Segments.of(batch)
@@ -122,6 +124,35 @@ def check_sequences(batch: Batch, name: str, model: Any) -> None:
     if column.lengths[longest] > most:
         length = f"{column.lengths[longest]} tokens"
         raise ValueError(f"column {name!r}, row {longest}: expected at most {most} tokens, got {length}")
+
+
+def has_images(batch: Batch) -> bool:
+    """Returns True if a row of a batch has an image."""
+    return "image_sizes" in batch and bool(batch["image_sizes"].lengths.any())
+
+
+def check_images(batch: Batch, model: Any) -> None:
+    """Checks that prompts have the image tokens that their images need, and no others; nothing is decoded.
+
+    Raises:
+        ValueError: a column comes alone, the model has no vision tower, there are image tokens and no images, or see
+            `check_row`.
+    """
+    present = [name for name in IMAGE_COLUMNS if name in batch]
+    if len(present) == 1:
+        raise ValueError(f"expected the columns {' and '.join(IMAGE_COLUMNS)} together, got only {present[0]}")
+    settings = getattr(model, "image_settings", None)
+    prompts = batch["prompts"]
+    if settings is None:
+        if has_images(batch):
+            raise ValueError("the model has no vision tower, but column 'images' is not empty")
+    elif not present:
+        is_image = prompts.values == settings.image_token_id
+        refuse(prompts, is_image, "prompts", "no image token, because there is no column 'images'")
+    else:
+        rows = zip(prompts.rows(), batch["images"].rows(), batch["image_sizes"].rows(), strict=True)
+        for row, (prompt, files, sizes) in enumerate(rows):
+            check_row(prompt, files, sizes, settings, row=row)
 
 
 def check_ids(column: Column, name: str, model: Any) -> None:

@@ -129,7 +129,9 @@ class HfRollout:
         def prefill(rows: "Sequence[_Row]") -> DecodedRows:
             is_begun = any(row.response.num_begun for row in rows)
             max_mask = _MAX_MASK_OF_BEGUN if is_begun else MAX_MASK
-            return DecodedRows(model, [row.context for row in rows], self.device, max_mask=max_mask)
+            contexts = [row.context for row in rows]
+            images = [row.response.images for row in rows]
+            return DecodedRows(model, contexts, self.device, images=images, max_mask=max_mask)
 
         batch = _take(waiting, self.max_batch_size)
         decoded = prefill(batch)

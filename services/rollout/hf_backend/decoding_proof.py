@@ -16,6 +16,7 @@ from services.engine.forward_proof import (
     difference_from_itself,
     own_outputs,
     rows_of,
+    rows_with_images,
 )
 from services.rollout.hf_backend.decoding import DecodedRows
 
@@ -36,7 +37,8 @@ def prove_decoding(
         ValueError: they differ by more than rounding explains, or the model cannot decode.
     """
     with gathered() as model:
-        rows = [_shortened(row, _NUM_DECODED) for row in rows_of(model.config, "policy")]
+        proved = [*rows_of(model.config, "policy"), *rows_with_images(model)]
+        rows = [_shortened(row, _NUM_DECODED) for row in proved]
         rows = [row for row in rows if len(row.response) == len(rows[0].response)]  # they are decoded together
         kept = [_shortened(row, _NUM_TOGETHER) for row in rows]
         # The first row and the last one are decoded to the end.
@@ -62,7 +64,7 @@ def _decode(model: Any, rows: Sequence[Row], device: torch.device) -> Tensor:
 
     After _NUM_TOGETHER tokens only the last row and the first one go on, in this order.
     """
-    decoded = DecodedRows(model, [row.prompt for row in rows], device)
+    decoded = DecodedRows(model, [row.prompt for row in rows], device, images=[row.images for row in rows])
     places = [*range(len(rows))]
     log_probs: list[list[Tensor]] = [[] for _ in rows]
     for step in range(len(rows[0].response)):

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen2Config
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2Config
 
 from services.rollout.stopping import load_tokenizer, stop_token_ids
 
 
 def model(config_eos: Any, generation_eos: Any) -> Any:
-    return SimpleNamespace(
-        config=SimpleNamespace(eos_token_id=config_eos), generation_config=SimpleNamespace(eos_token_id=generation_eos)
-    )
+    config = PreTrainedConfig(eos_token_id=config_eos)
+    return SimpleNamespace(config=config, generation_config=SimpleNamespace(eos_token_id=generation_eos))
 
 
 def save_tokenizer(folder: Path, eos: str | None) -> str:
@@ -35,6 +34,11 @@ def test_all_places_that_name_a_stop_token_count(
 ) -> None:
     tokenizer = load_tokenizer(save_tokenizer(tmp_path, eos))
     assert stop_token_ids(model(config_eos, generation_eos), tokenizer) == expected
+
+
+def test_the_language_model_of_one_that_reads_images_names_stop_tokens() -> None:
+    config = Qwen2_5_VLConfig(text_config={"eos_token_id": 7})
+    assert stop_token_ids(SimpleNamespace(config=config, generation_config=None), None) == [7]
 
 
 def test_a_missing_tokenizer_is_no_error() -> None:
