@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
-from torch import nn
 from transformers import AutoTokenizer
 
 from services.rollout.protocol import Response, Sampling
@@ -28,7 +27,7 @@ from splitppo.config.subsections.response_lengths import ResponseLengths
 log = logging.getLogger(__name__)
 
 
-def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
+def load_stop_rule(model: Any, config: Config) -> "StopRule":
     """Makes the StopRule of a model: its stop tokens (see `stop_token_ids`) and the texts of `rollout.stop`.
 
     Raises:
@@ -48,7 +47,7 @@ def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
     return StopRule(stop_token_ids(model, tokenizer), texts, tokenizer)
 
 
-def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
+def stop_token_ids(model: Any, tokenizer: Any) -> list[int]:
     """Collects the end-of-sequence ids of a model's generation config, its config and its tokenizer, ascending.
 
     Chat models have several: the end of the turn in one place, the end of the text in another. Those of a model that

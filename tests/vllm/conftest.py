@@ -16,6 +16,7 @@ import yaml
 
 from tests.support import models
 from tests.support.groups import PROJECT
+from tests.support.vision_models import FAMILIES, save_vision_policy
 
 TIMEOUT_S = 240.0
 # vLLM's attention on a CPU wants heads of 32 or more.
@@ -62,12 +63,14 @@ class Groups:
                 services.setdefault("rollout", {})
             run = {"dir": str(self._run_dir(actor or name)), "total_steps": 1}
             trained = {"lora_rank": lora_rank, "lr": 3e-2 if lora_rank else 3e-3, "dtype": dtype}
+            if model in FAMILIES:
+                trained["freeze_vision_tower"] = False
             tree = {"run": run, "rollout": rollout, "services": services, "actor": trained}
             self.results[name] = self._run(name, (role, *scenarios), world_size, model, tree)
         return self.results[name]
 
     def model(self, name: str) -> Path:
-        """A random model with tied (qwen2) or separate embeddings (llama, and those with experts)."""
+        """A random model with tied (qwen2, and those that read images) or separate embeddings (llama, with experts)."""
         folder = self.folder / name
         if not folder.exists():
             _save_model(name, folder)
@@ -100,6 +103,17 @@ class Groups:
 def _save_model(name: str, folder: Path) -> None:
     if name == "qwen2":
         models.save_policy(folder, **WIDE)
+        return
+    if name in FAMILIES:
+        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
+        save_vision_policy(
+            folder,
+            name,
+            vision={"out_hidden_size": WIDE["hidden_size"]},
+            head_dim=32,
+            rope_parameters=rope | ({"mrope_interleaved": True} if name == "qwen3_vl" else {}),
+            **WIDE,
+        )
         return
     if name in ("qwen3_moe", "mixtral", "glm4_moe"):
         models.save_experts(folder, name, **WIDE)

@@ -28,9 +28,17 @@ from splitppo.config import Config, load_config
 from splitppo.config.section import RoleName
 from splitppo.v1 import conversation_pb2
 from tests.support.conversations import ScriptedReplies, contexts_of, last, replies_of
+from tests.support.image_rows import IMAGE_TOKEN, make_image_batch
 from tests.support.roles import RecordedProgress, publish, sync
 from tests.vllm.any_device import SCENARIOS_OF_ANY_DEVICE
-from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
+from tests.vllm.inputs import (
+    IMAGES_OF_PROMPTS,
+    NUM_PROMPTS,
+    lists,
+    make_experience,
+    make_prompts,
+    make_prompts_with_images,
+)
 from tests.vllm.samplers import LENGTH, Actor, Sampler
 
 TURN_LENGTH, TALK_LENGTH = 6, 36
@@ -63,10 +71,35 @@ def greedy(actor: Actor) -> dict[str, Any]:
     return {"steps": found}
 
 
+def images(actor: Actor) -> dict[str, Any]:
+    """The same as `greedy` for the same prompts with images before and after updates, which change the tower, too."""
+    folder = Path(actor.config.actor.model)
+    prompts = make_prompts_with_images(folder)
+    found = []
+    for step in range(3):
+        if step:
+            actor.update(make_image_batch(folder, IMAGES_OF_PROMPTS, seed=step))
+        rows, rollouts = actor.generate(prompts, temperature=0.0)
+        sampled = actor.generate(prompts)[1]
+        hf = actor.by_policy(prompts, rows) + actor.by_policy(prompts, rows, temperature=1.0)
+        diff = np.abs(actor.log_probs(sampled) - sampled["rollout_log_probs"].values)
+        found.append(
+            {
+                "rows": rows,
+                "vllm": lists(rollouts) + lists(sampled),
+                "hf": hf,
+                "log_prob_diff": float(diff.max(initial=0.0)),
+                "num_image_tokens": int((sampled["responses"].values == IMAGE_TOKEN).sum()),
+            }
+        )
+    return {"steps": found}
+
+
 def head(actor: Actor) -> dict[str, Any]:
     """Compares the logits that vLLM makes of bf16 hidden states with those of a float64 output layer."""
     backend = actor.role._generation._backend
-    processor = backend._engine.model_executor.driver_worker.model_runner.model.logits_processor
+    model = backend._engine.model_executor.driver_worker.model_runner.model
+    processor = getattr(model, "language_model", model).logits_processor
     apply, errors = processor._apply_head, []
 
     def spy(lm_head: Any, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -358,6 +391,7 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
     scenario.__name__: scenario
     for scenario in (
         head,
+        images,
         random_state,
         greedy,
         skipped_sync,

@@ -64,7 +64,10 @@ class VllmRollout:
         self._vllm = import_vllm()
         may_converse = bool(config.rollout.multi_turn.environments)
         self.takes_stop_texts = stop_rule.tokenizer is not None and (may_converse or bool(stop_rule.texts))
-        self._engine = build_engine(config, device, has_texts=self.takes_stop_texts)
+        self._image_settings = getattr(policy.model, "image_settings", None)
+        self._engine = build_engine(
+            config, device, has_texts=self.takes_stop_texts, image_settings=self._image_settings
+        )
         runner = self._engine.model_executor.driver_worker.model_runner
         self._sampler = SeededSampler(runner) if device.type == "cpu" else None
 
@@ -72,7 +75,7 @@ class VllmRollout:
         """Loads the policy's weights into vLLM, tensor by tensor, without a third copy; see `RolloutBackend`.
 
         An engine that sleeps gets memory for its weights first; the rest of it wakes when they are loaded. Results that
-        it keeps of older weights are dropped: prefixes, and on a CPU packed copies.
+        it keeps of older weights are dropped: prefixes, features of images, and on a CPU packed copies.
         """
         self.policy_version = None
         if self._is_asleep:
@@ -85,6 +88,7 @@ class VllmRollout:
         self._wake()
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not forget the prefixes that it computed with older weights")
+        self._engine.reset_encoder_cache()
         self.policy_version = version
 
     def sleep(self) -> None:
@@ -132,19 +136,28 @@ class VllmRollout:
 
     def _submit(self, response: Response, sampling: Sampling, open_turns: OpenTurns | None) -> None:
         """Submits a vLLM request for a response, or for its next turn: the tokens so far are the request's prompt."""
-        from vllm.inputs.engine import tokens_input
-
         position = len(response.tokens)
         rule = self._stop_rule
         most = open_turns.max_tokens(response) if open_turns else rule.max_tokens_now(response, sampling)
         texts = [*rule.texts, *(open_turns.stop_texts(response) if open_turns else ())]
         params = self._sampling_params(sampling, turn_seed(response.seed, position), most - position, texts)
-        request = self._engine.add_request(str(response.index), tokens_input(response.context().tolist()), params)
+        request = self._engine.add_request(str(response.index), self._input(response), params)
         if self._sampler is not None:
             self._sampler.add(request, response.seed, position)
         if response.num_begun and rule.texts:
             watch = rule.begin(response.prompt, begun=response.tokens)
             self._engine.output_processor.request_states[request].detokenizer = WatchedTokens(watch)
+
+    def _input(self, response: Response) -> Any:
+        """Makes the input of a vLLM request: all tokens that the next one follows, with the images among them."""
+        from vllm.inputs.engine import tokens_input
+
+        if not response.images:
+            return tokens_input(response.context().tolist())
+        from services.rollout.vllm_backend.images import image_input
+
+        assert self._image_settings is not None, "a prompt with images was checked"
+        return image_input(response.context(), response.images, self._image_settings)
 
     def _sampling_params(self, sampling: Sampling, seed: int, max_tokens: int, texts: list[str]) -> Any:
         """Returns vLLM's parameters of one request: `max_tokens` at most, ended by the rule's tokens and `texts` alone.

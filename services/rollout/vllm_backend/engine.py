@@ -10,6 +10,7 @@ from services.rollout.vllm_backend.checks import kv_cache_bytes, log_probs_mode,
 from services.rollout.vllm_backend.process import import_vllm, kept_random_state, whatever_is_free
 from splitppo.config import Config
 from splitppo.config_error import sentence_of
+from splitppo.images.settings import ImageSettings
 from splitppo.machine.heavy_imports import heavy_imports
 
 # At its start vLLM wants the share gpu_memory_utilization of a GPU to be free, also if the size of the KV cache is
@@ -17,10 +18,12 @@ from splitppo.machine.heavy_imports import heavy_imports
 _NO_SHARE = 1e-3
 
 
-def build_engine(config: Config, device: torch.device, *, has_texts: bool) -> Any:
+def build_engine(
+    config: Config, device: torch.device, *, has_texts: bool, image_settings: ImageSettings | None = None
+) -> Any:
     """Builds the vLLM engine of this rank, without the policy's weights; the ranks of an engine call it together.
 
-    `has_texts`: texts end a response.
+    `has_texts`: texts end a response. `image_settings`: how the policy reads images, if it does.
 
     Raises:
         ValueError: vLLM refuses the configuration; the message is one sentence. Every other error is a failure.
@@ -29,7 +32,13 @@ def build_engine(config: Config, device: torch.device, *, has_texts: bool) -> An
     with heavy_imports():
         from vllm.v1.engine.llm_engine import LLMEngine
 
-    arguments = vllm.EngineArgs(**engine_arguments(config, device, has_texts=has_texts))
+        if image_settings is not None:
+            from services.rollout.vllm_backend.images import serve_images
+
+            serve_images(image_settings, max_model_len(config))
+
+    reads_images = image_settings is not None
+    arguments = vllm.EngineArgs(**engine_arguments(config, device, has_texts=has_texts, reads_images=reads_images))
     os.environ["LOCAL_RANK"] = str(device.index or 0)  # the GPU that vLLM computes on; torchrun's may be another
     with kept_random_state():
         try:
@@ -47,7 +56,9 @@ def sleeps(config: Config, device: torch.device) -> bool:
     return device.type == "cuda" and config.rollout.vllm.sleep_level != 0
 
 
-def engine_arguments(config: Config, device: torch.device, *, has_texts: bool) -> dict[str, Any]:
+def engine_arguments(
+    config: Config, device: torch.device, *, has_texts: bool, reads_images: bool = False
+) -> dict[str, Any]:
     """Returns the keyword arguments of vllm.EngineArgs; if texts end a response, vLLM must decode its tokens."""
     settings = config.rollout.vllm
     cache_bytes = kv_cache_bytes(config)
@@ -74,6 +85,18 @@ def engine_arguments(config: Config, device: torch.device, *, has_texts: bool) -
         "enable_sleep_mode": sleeps(config, device),
         "logprobs_mode": log_probs_mode(config),
         "disable_log_stats": True,
+        **(_image_arguments(device) if reads_images else {}),
+    }
+
+
+def _image_arguments(device: torch.device) -> dict[str, Any]:
+    """Returns the further arguments for a model that reads images, whose pixels come from us."""
+    return {
+        "mm_device_do_normalize": False,  # else the model normalises pixels that are normalised already
+        "mm_processor_cache_gb": 0,  # of a processor that never runs
+        # On a GPU vLLM measures how much memory the largest images take. On a CPU it measures nothing, and the size of
+        # the KV cache is given.
+        "skip_mm_profiling": device.type == "cpu",
     }
 
 

@@ -1,6 +1,7 @@
 """Imports vLLM into a process that trains: sets its environment before the import, and patches it afterwards.
 
-Written for vLLM 0.32 (pinned in pyproject.toml). All changes of vLLM's modules are in `_adapt`, with the reason.
+Written for vLLM 0.32 (pinned in pyproject.toml). All changes of vLLM's modules are in `_adapt`, with the reason, and
+for images in images.py.
 """
 
 import ctypes
@@ -51,7 +52,8 @@ def _quieten() -> None:
     """Limits vLLM's log to warnings and errors, and drops warnings about modules without weights to reload."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
     reload = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-    reload.addFilter(lambda record: not set(map(str, record.args or ())) & {"RotaryEmbedding", "ParallelLMHead"})
+    without_weights = {"RotaryEmbedding", "MRotaryEmbedding", "ParallelLMHead"}
+    reload.addFilter(lambda record: not set(map(str, record.args or ())) & without_weights)
 
 
 def _adapt() -> None:
