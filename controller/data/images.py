@@ -34,12 +34,14 @@ class RowImages:
     Attributes:
         stored_row: which of the spool's rows has their files; row 0 has none.
         names: of each image the XXH3-128 of its file, in hexadecimal.
+        grids: of each image the rows and columns of its patches.
         num_tokens: of each image the number of tokens that stand for it.
         num_bytes: of all their files together.
     """
 
     stored_row: int = 0
     names: tuple[str, ...] = ()
+    grids: tuple[tuple[int, int], ...] = ()
     num_tokens: tuple[int, ...] = ()
     num_bytes: int = 0
 
@@ -67,14 +69,14 @@ class ImageSpool:
         known = self._rows.get(names)
         if known is not None:
             return known
-        grids = [self._grid(data, number) for number, data in enumerate(files, start=1)]
+        grids = tuple(self._grid(data, number) for number, data in enumerate(files, start=1))
         num_bytes = sum(map(len, files))
         if num_bytes > _MAX_ROW_BYTES:
             raise ValueError(f"the images have {num_bytes:,} bytes, more than a row can hold")
         with _disk_errors():
             self._file.writelines(files)
         num_tokens = tuple(num_image_tokens(rows, columns, self._settings) for rows, columns in grids)
-        added = self._rows[names] = RowImages(len(self._sizes), names, num_tokens, num_bytes)
+        added = self._rows[names] = RowImages(len(self._sizes), names, grids, num_tokens, num_bytes)
         sizes = [(len(data), rows, columns) for data, (rows, columns) in zip(files, grids, strict=True)]
         self._sizes.append([*chain.from_iterable(sizes)])
         return added

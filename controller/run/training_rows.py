@@ -22,7 +22,8 @@ class RowsOfFile(BaseModel, frozen=True, extra="forbid"):
     Attributes:
         source: the file, or the user's class.
         num_rows: rows that pass the filters and fit.
-        sha256: of prompt, data_source, ground_truth and extra_info of each of them, as lines of JSON.
+        sha256: of prompt, data_source, ground_truth and extra_info of each of them, as lines of JSON; if it has images,
+            also of their names and grids.
     """
 
     source: str
@@ -69,6 +70,8 @@ def _sources(config: DataConfig) -> Sequence[str]:
 def _line(row: PromptRow) -> bytes:
     """Returns what counts of a row as a line of JSON; keys that JSON cannot have are left out."""
     content = [row.prompt, row.data_source, row.ground_truth, row.extra_info]
+    if row.images.names:
+        content += [row.images.names, row.images.grids]
     return _JSON.encode(content).encode() + b"\n"
 
 

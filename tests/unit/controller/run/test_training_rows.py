@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -11,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from controller.data.images import RowImages
 from controller.data.prompt_files import PromptRow
 from controller.run.folder import RunFolder
 from controller.run.training_rows import ROWS_FILE, TrainingRows
 from splitppo.config import ConfigError
 from tests.support.fake_services import make_config
 from tests.support.table_of_files import entry_of
+from tests.support.vision_folders import image_row, load_with_images, write_vision_folder
+from tests.support.vision_models import draw_image
 
 ROW = PromptRow("one.jsonl, line 1", [{"role": "user", "content": "1 + 1"}], "sums", "2", {"level": 1})
 ROWS = (ROW, replace(ROW, prompt="2 + 2", ground_truth=None, extra_info={}), replace(ROW, file_index=1))
@@ -38,6 +42,7 @@ def described(tmp_path: Path, rows: Sequence[PromptRow] = ROWS) -> TrainingRows:
         ((replace(ROW, prompt="1 + 1"), *ROWS[1:]), "one.jsonl (2 rows then, 2 now)"),
         ((replace(ROW, data_source="other"), *ROWS[1:]), "one.jsonl (2 rows then, 2 now)"),
         ((replace(ROW, extra_info={"level": 2}), *ROWS[1:]), "one.jsonl (2 rows then, 2 now)"),
+        ((replace(ROW, images=RowImages(1, ("a",), ((2, 4),))), *ROWS[1:]), "one.jsonl (2 rows then, 2 now)"),
     ],
 )
 def test_what_prompts_rewards_and_order_are_made_of_counts(
@@ -46,6 +51,21 @@ def test_what_prompts_rewards_and_order_are_made_of_counts(
     found = described(tmp_path, rows).changed_from(described(tmp_path))
     assert found.startswith(changed)
     assert bool(found) == bool(changed)
+
+
+def test_another_image_under_the_same_path_counts(tmp_path: Path) -> None:
+    model = write_vision_folder(tmp_path / "model")
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps(image_row("<image>", ["a.png"])) + "\n")
+
+    def rows_with(image: bytes, **settings: Any) -> TrainingRows:
+        (tmp_path / "a.png").write_bytes(image)
+        return described(tmp_path, load_with_images(model, file, **settings).rows)
+
+    first = rows_with(draw_image(1, 56, 56))
+    assert rows_with(draw_image(1, 56, 56)).changed_from(first) == ""
+    for other in (rows_with(draw_image(2, 56, 56)), rows_with(draw_image(1, 56, 56), max_pixels=28 * 28)):
+        assert other.changed_from(first) == "one.jsonl (1 rows then, 1 now)"
 
 
 class Unknown:
