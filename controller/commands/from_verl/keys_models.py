@@ -88,7 +88,7 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield actor.taken("kl_loss_type", "low_var_kl", one_of(get_args(KlEstimator)))
     yield actor.unsupported("router_replay.mode", NO_REPLAY, "disabled")
     yield actor.not_needed("router_replay.{record_file,replay_file}", "only with router_replay.mode")
-    yield actor.not_needed("freeze_vision_tower", "text only")
+    yield actor.taken("freeze_vision_tower", False)
     yield from trained(actor, model=_MODEL, engine=f"{ACTOR}.fsdp_config")
 
 

@@ -434,4 +434,5 @@ def _adapters(model: Section) -> Iterator[Row]:
     yield model.not_needed("lora.lora_A_init_method", "A is Kaiming-uniform at first")
     yield model.not_needed("lora.{dropout_position,a2a_experimental,fully_sharded_loras}", SPEED)
     yield model.not_needed("lora.merge", "adapters are merged for rollouts")
-    yield model.not_needed("lora.{freeze_vision_model,freeze_vision_projection}", "text only")
+    towers = "actor.freeze_vision_tower: adapters of a vision tower learn only if it is false"
+    yield model.not_needed("lora.{freeze_vision_model,freeze_vision_projection}", towers)
