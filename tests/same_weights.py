@@ -2,9 +2,9 @@
 
 The quickstart, and short runs of every schedule with one and with two actor ranks, several mini-batches and epochs, KL
 in the reward and in the loss; runs with a rollout group, shares, older rollouts, partial rollouts, dynamic sampling, a
-greedy baseline, a teacher, adapters, and conversations with one context and with several, also with a critic that reads
-the answer; one of them samples with vLLM, where this environment has it. For changes that must not change what is
-computed. Both trees run in this environment, each its own code, by command lines alone.
+greedy baseline, a teacher, adapters, images, and conversations with one context and with several, also with a critic
+that reads the answer; one of them samples with vLLM, where this environment has it. For changes that must not change
+what is computed. Both trees run in this environment, each its own code, by command lines alone.
 """
 
 from __future__ import annotations
@@ -71,6 +71,14 @@ PRIVILEGED = ("critic.privileged_prompt='{ground_truth}'", "critic.max_privilege
 RUNS |= {
     f"privileged {name}": (*RUNS[name], *PRIVILEGED, "services.critic.num_processes=2")
     for name in ("conversations", "contexts")
+}
+IMAGES = (
+    *("recipes.read_digits.train", "run.total_steps=3", "data.train_batch_size=32", "evaluation.min_accuracy=0"),
+    *("actor.ppo_mini_batch_size=16", "checkpoint.save_freq=2"),
+)
+RUNS |= {
+    "images": IMAGES,
+    "images, overlap, 2 actor ranks": (*IMAGES, "run.schedule=overlap", "services.actor.num_processes=2"),
 }
 VLLM = ("rollout.backend=vllm", "rollout.vllm.kv_cache_gb=0.1", "rollout.stream_groups=1", "run.schedule=serial")
 VLLM_RUN = {"vllm": (*SHORT, *VLLM)}

@@ -18,11 +18,13 @@ from tests.kill_matrix.conversation_cells import (
     recorded_cells_at,
 )
 from tests.kill_matrix.harness import matrix_config, replayed_digests, run_cells, undisturbed_digests
+from tests.kill_matrix.image_cells import image_cells_at
 from tests.kill_matrix.partial_cells import partial_cells_at
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
 from tests.kill_matrix.sequence_cells import sequence_cells_at
 from tests.kill_matrix.start_cells import start_cells_at
 from tests.kill_matrix.teacher_cells import teacher_cells_at
+from tests.support.image_runs import write_image_inputs
 from tests.support.runs import Inputs
 
 CELLS = (
@@ -39,6 +41,7 @@ CELLS = (
     *teacher_cells_at(STEP),
     *sequence_cells_at(STEP),
     *partial_cells_at(STEP),
+    *image_cells_at(STEP),
 )
 
 
@@ -55,6 +58,7 @@ def main() -> int:
 def run_matrix(folder: Path, only: str) -> int:
     """Prints a line per cell as it ends, then the table; returns the exit status."""
     inputs = Inputs.make(folder / "inputs")
+    write_image_inputs(inputs.folder)
     config = matrix_config(inputs)
     undisturbed: dict[tuple[str, ...], dict[str, str]] = {}
     table: dict[tuple[str, str], str] = {}
