@@ -2,6 +2,7 @@
 
 import math
 
+from splitppo.images.headers import MAX_ASPECT_RATIO
 from splitppo.images.settings import ImageSettings
 
 
@@ -28,3 +29,18 @@ def patch_grid(width: int, height: int, settings: ImageSettings) -> tuple[int, i
 def num_image_tokens(rows: int, columns: int, settings: ImageSettings) -> int:
     """Returns the number of tokens that stand for an image of this size in patches."""
     return rows * columns // settings.merged
+
+
+def most_image_tokens(settings: ImageSettings) -> int:
+    """Returns a number of tokens that no image has more of.
+
+    An image that is reduced is rounded down, but at least to one token high, and then as wide as its aspect ratio says.
+    One that is enlarged is rounded up.
+    """
+    token_pixels = (settings.patch_size * settings.merge_size) ** 2
+    largest = settings.max_pixels / token_pixels
+    smallest = settings.min_pixels / token_pixels
+    reduced = max(largest, math.sqrt(largest * MAX_ASPECT_RATIO))
+    sides = math.sqrt(smallest * MAX_ASPECT_RATIO) + math.sqrt(smallest / MAX_ASPECT_RATIO)  # of the longest image
+    enlarged = smallest + sides + 1
+    return math.ceil(max(reduced, enlarged))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -35,6 +36,13 @@ def test_tokens_are_the_policys_before_and_after_updates_of_its_tower(
         assert step["log_prob_diff"] <= MAX_LOG_PROB_DIFF
     assert any(step["num_image_tokens"] for step in steps)
     assert all(before["vllm"] != after["vllm"] for before, after in itertools.pairwise(steps))
+
+
+def test_a_damaged_image_is_named_and_the_engine_goes_on(groups: Groups) -> None:
+    [found] = groups.run("damaged", "damaged_image", model="qwen2_5_vl")
+    damaged = found["damaged_image"]
+    assert re.search("image [0-9a-f]{32} is truncated", damaged["error"])
+    assert damaged["before"] == damaged["after"]
 
 
 @pytest.mark.extended

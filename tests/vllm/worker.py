@@ -95,6 +95,21 @@ def images(actor: Actor) -> dict[str, Any]:
     return {"steps": found}
 
 
+def damaged_image(actor: Actor) -> dict[str, Any]:
+    """Samples prompts one of whose images is damaged, and before and after that prompts with whole images."""
+    prompts = make_prompts_with_images(Path(actor.config.actor.model))
+    files = [file.copy() for file in prompts["images"].rows()]
+    files[3][len(files[3]) // 2 :] = 0
+    damaged = prompts.merge(Batch.from_rows(images=files))
+    before = lists(actor.generate(prompts)[1])
+    error = ""
+    try:
+        actor.generate(damaged)
+    except ValueError as refused:
+        error = str(refused)
+    return {"error": error, "before": before, "after": lists(actor.generate(prompts)[1])}
+
+
 def head(actor: Actor) -> dict[str, Any]:
     """Compares the logits that vLLM makes of bf16 hidden states with those of a float64 output layer."""
     backend = actor.role._generation._backend
@@ -392,6 +407,7 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
     for scenario in (
         head,
         images,
+        damaged_image,
         random_state,
         greedy,
         skipped_sync,

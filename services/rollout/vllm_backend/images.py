@@ -7,7 +7,6 @@ This module imports vLLM, so it is imported after `import_vllm`. Written for vLL
 """
 
 import importlib
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,8 +30,7 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 from services.engine.batching.micro_batch_images import RowImages, image_name, image_patches
 from splitppo.batch import Array
 from splitppo.images.columns import RowImage
-from splitppo.images.grid import num_image_tokens
-from splitppo.images.headers import MAX_ASPECT_RATIO
+from splitppo.images.grid import most_image_tokens, num_image_tokens
 from splitppo.images.positions import image_starts
 from splitppo.images.settings import ImageSettings
 
@@ -63,19 +61,6 @@ def serve_images(settings: ImageSettings, max_tokens: int) -> None:
         _NoProcessor, info=lambda context: _Info(context, settings, most), dummy_inputs=_NoDummies
     )(model_class)
     ModelRegistry.register_model(name, model_class)  # the class itself: vLLM would import it in a process of its own
-
-
-def most_image_tokens(settings: ImageSettings) -> int:
-    """Returns a number of tokens that no image has more of, see `patch_grid`.
-
-    An image that is reduced is rounded down, though at least to one token high, and then as wide as its aspect ratio
-    says; one that is enlarged is rounded up.
-    """
-    token_pixels = (settings.patch_size * settings.merge_size) ** 2
-    largest = settings.max_pixels / token_pixels
-    smallest = settings.min_pixels / token_pixels
-    longest_side = math.sqrt(smallest * MAX_ASPECT_RATIO)
-    return math.ceil(max(largest, math.sqrt(largest * MAX_ASPECT_RATIO), smallest + 2 * longest_side + 1))
 
 
 def image_input(prompt: Array, images: RowImages, settings: ImageSettings) -> Any:

@@ -24,6 +24,7 @@ from splitppo.batch import Batch
 from splitppo.config import ComputedModelConfig
 from tests.support.engines import CPU, make_engine, silent
 from tests.support.models import SIZES, save_policy, save_random, save_reward_model, save_value_model
+from tests.support.vision_models import FAMILIES, Family, save_vision_policy
 from tools.architectures.tiny_configs import tiny_config
 
 STATE_SPACE = {"vocab_size": SIZES["vocab_size"], "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
@@ -247,6 +248,11 @@ def decode(folder: Path) -> Callable[[], None]:
 @pytest.mark.parametrize("positions", [2, 4, 8, 16])
 def test_decoding_is_proved_however_few_positions_there_are(tmp_path: Path, positions: int) -> None:
     decode(save_policy(tmp_path, max_position_embeddings=positions))()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_is_proved_with_images(tmp_path: Path, family: Family) -> None:
+    decode(save_vision_policy(tmp_path, family))()
 
 
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
