@@ -69,7 +69,7 @@ class Inputs:
 
     @property
     def images_of(self) -> Mapping[str, ImagesOf]:
-        """What returns the images of a prompt, of training ("train") and of validation ("val") if there is any."""
+        """The functions that return the images of a prompt: of training ("train") and, if there is any, validation."""
         of_training = {"train": self.prompts.table.images_of}
         return of_training if self.val_prompts is None else of_training | {"val": self.val_prompts.images_of}
 

@@ -41,14 +41,14 @@ def serial(image_groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactor
     return image_groups.completed(tmp_path_factory.mktemp("serial") / "run", EACH_STEP, "run.schedule=serial")
 
 
-def lose(groups: ExternalGroups, role: str, *options: str) -> RunFolder:
+def lose(on: ExternalGroups, role: str, *options: str) -> RunFolder:
     """Makes a run in which a group is lost in step 2."""
-    groups.empty(armed=[PAUSE_POINT])
-    with groups.started(*options) as controller:
+    on.empty(armed=[PAUSE_POINT])
+    with on.started(*options) as controller:
         controller.wait_until(lambda folder: 1 in folder.committed_steps, "the checkpoint of step 1")
         for step in (2, 3):
-            let_go(groups.folder.path, step)
-        groups.restart(role)
+            let_go(on.folder.path, step)
+        on.restart(role)
         folder = controller.complete()
     assert "recovering in" in folder.log("controller_0")
     return folder
