@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.kill_matrix.rollout_cells import CORE
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.image_runs import image_config
 from tests.support.meetings import PAUSE_POINT, let_go, meetings
@@ -19,7 +20,11 @@ from tests.support.runs import EACH_STEP, NUM_STEPS, STALE, Inputs, RunFolder, s
 pytestmark = pytest.mark.timeout(900)
 
 STALE_OPTIONS = (*STALE, EACH_STEP)
-SHARE = ("rollout.share=0.5", "rollout.stream_groups=4")
+# The rollout group takes turns with the critic's on its core, and answers half of the prompts.
+SHARED = {
+    "rollout": {"share": 0.5, "stream_groups": 4},
+    "services": {"critic": {"cpus": [CORE]}, "rollout": {"cpus": [CORE], "threads": 1}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,22 +88,26 @@ def test_rollouts_of_older_weights_get_their_images_from_the_data_files(
     assert digests == digests[:1] * 3
 
 
-def test_a_rollout_group_samples_what_the_actor_would_sample_and_shares_are_the_same_in_every_schedule(
+def test_a_rollout_group_samples_what_the_actor_would_sample_also_one_step_ahead(
     image_groups: ExternalGroups, serial: RunFolder, tmp_path: Path
 ) -> None:
     with image_groups.with_rollout_group():
         group = image_groups.completed(tmp_path / "group", EACH_STEP, "run.schedule=overlap")
-        shares = [
-            image_groups.completed(tmp_path / schedule, *SHARE, f"run.schedule={schedule}").summary["weights_sha256"]
-            for schedule in ("serial", "overlap")
-        ]
         stale = [
             image_groups.completed(tmp_path / f"stale {schedule}", *STALE, f"run.schedule={schedule}")
             for schedule in ("serial", "overlap")
         ]
     assert group.summary["weights_sha256"] == serial.summary["weights_sha256"]
-    assert shares == shares[:1] * 2
     assert stale[0].summary["weights_sha256"] == stale[1].summary["weights_sha256"]
+
+
+def test_shares_of_two_groups_are_the_same_in_every_schedule(with_images: dict[str, Any], tmp_path: Path) -> None:
+    config = {**with_images, **{section: {**with_images[section], **keys} for section, keys in SHARED.items()}}
+    digests = []
+    for schedule in ("serial", "overlap"):
+        with started(config, tmp_path / schedule, f"run.schedule={schedule}") as controller:
+            digests.append(controller.complete().summary["weights_sha256"])
+    assert digests == digests[:1] * 2
 
 
 @pytest.mark.extended
