@@ -39,6 +39,7 @@ from splitppo.config import Config
 from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.config.section import RoleName
 from splitppo.file_lock import any_lock
+from splitppo.images.columns import IMAGE_COLUMNS
 from splitppo.rpc.errors import StorageFailed, WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
@@ -120,6 +121,7 @@ class ActorRole(TrainedRole):
             columns=("prompts", "responses"),
             optional_columns=(
                 "segments",
+                *IMAGE_COLUMNS,
                 "advantages",
                 "response_mask",
                 "old_log_probs",

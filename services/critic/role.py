@@ -20,12 +20,13 @@ from services.runtime.context import RankContext
 from splitppo.batch import Batch
 from splitppo.config import Config, ConfigError
 from splitppo.config.sections.models import MOST_EPOCHS
+from splitppo.images.columns import IMAGE_COLUMNS
 from splitppo.model_folder import local_folder, read_json
 from splitppo.v1 import critic_pb2, worker_pb2
 
 # What the value model reads beside prompts and responses. No other command of the group takes privileged_tokens from a
 # slot: the frozen models beside the value model never get them.
-_ALSO_READ = ("segments", "privileged_tokens")
+_ALSO_READ = ("segments", "privileged_tokens", *IMAGE_COLUMNS)
 
 
 def check_config(config: Config) -> None:

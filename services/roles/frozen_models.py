@@ -21,6 +21,7 @@ from splitppo.batch import Batch, Column, concatenate
 from splitppo.columns import spec_of
 from splitppo.config import ComputedModelConfig
 from splitppo.config.section import RoleName
+from splitppo.images.columns import IMAGE_COLUMNS
 from splitppo.v1 import reference_pb2, reward_model_pb2, teacher_pb2
 
 
@@ -142,9 +143,12 @@ class FrozenModels:
         trained = self._trained
         if is_actor and trained is not None and trained.kind == kind and trained.config.lora_rank:
             return (_BaseOfPolicy(trained),)
-        strategy, group = (None, None) if trained is None else (trained.strategy, trained.sequence_group)
+        as_trained: dict[str, Any] = {}
+        if trained is not None:
+            as_trained = {"strategy": trained.strategy, "sequence_group": trained.sequence_group}
+        limits = self._context.config.data.pixel_limits
         models = [
-            FrozenModel(config, kind=kind, device=self._context.device, strategy=strategy, sequence_group=group)
+            FrozenModel(config, kind=kind, device=self._context.device, pixel_limits=limits, **as_trained)
             for config in configs
         ]
         self.num_parameters += sum(int(model.model.num_parameters()) for model in models)
@@ -166,7 +170,7 @@ class FrozenModels:
         forward: Callable[[Any], Forward],
         outputs: Mapping[str, str],
         columns: Sequence[str] = ("prompts", "responses"),
-        optional_columns: Sequence[str] = ("segments",),
+        optional_columns: Sequence[str] = ("segments", *IMAGE_COLUMNS),
         prepare: Callable[[Batch, Any], Batch] = check_rows,
         check: Callable[[Any], None] = lambda _: None,
     ) -> Command:

@@ -23,15 +23,22 @@ def check_models(
     """
     devices = config.services.of(role_name).devices
     sequence_ranks = 1
+    limits = config.data.pixel_limits
     if role_name in config.trained_roles:
         kind: Kind = "value" if role_name == "critic" else "policy"
         section = config.trained_model_of(role_name)
         sequence_ranks = section.ulysses_sequence_parallel_size
         yield check_model(
-            f"{role_name}.model", section, kind, devices=devices, sequence_ranks=sequence_ranks, also=also
+            f"{role_name}.model",
+            section,
+            kind,
+            devices=devices,
+            sequence_ranks=sequence_ranks,
+            pixel_limits=limits,
+            also=also,
         )
     for key, frozen_kind, frozen in _frozen_models(role_name, config):
-        yield check_model(key, frozen, frozen_kind, devices=devices, sequence_ranks=sequence_ranks)
+        yield check_model(key, frozen, frozen_kind, devices=devices, sequence_ranks=sequence_ranks, pixel_limits=limits)
 
 
 def _frozen_models(role_name: RoleName, config: Config) -> Iterator[tuple[str, Kind, ComputedModelConfig]]:

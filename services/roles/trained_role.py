@@ -20,6 +20,7 @@ from services.runtime.context import RankContext
 from services.runtime.ranks.row_group import RowGroup
 from splitppo.batch import Batch
 from splitppo.config.sections.models import TrainedModelConfig
+from splitppo.images.columns import IMAGE_COLUMNS
 
 
 class TrainedRole:
@@ -41,6 +42,7 @@ class TrainedRole:
             max_response_length=context.config.data.max_response_length,
             device=context.device,
             writer_locks=context.writer_locks,
+            pixel_limits=context.config.data.pixel_limits,
         )
         self._rows = RowGroup(context.rank, config.ulysses_sequence_parallel_size)
         self._frozen = FrozenModels(context, engine, before=self.make_room)
@@ -57,7 +59,7 @@ class TrainedRole:
         """Returns these commands of the trained model and those of frozen models; ranks that share rows run them so."""
         return [self._rows.share_rows_of(command) for command in (*commands, *self._frozen.commands())]
 
-    def forward_rows(self, optional_columns: Sequence[str] = ("segments",)) -> Rows:
+    def forward_rows(self, optional_columns: Sequence[str] = ("segments", *IMAGE_COLUMNS)) -> Rows:
         """Returns the rows of a command that runs forward passes of the trained model, which must be able to."""
         prepare = partial(_checked_rows, self._engine.model)
         columns = ("prompts", "responses")

@@ -120,6 +120,11 @@ class DataConfig(Section):
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments that the chat template is called with, e.g. {enable_thinking: false}."""
 
+    @property
+    def pixel_limits(self) -> tuple[int | None, int | None]:
+        """The keys min_pixels and max_pixels."""
+        return self.min_pixels, self.max_pixels
+
     def _check_keys(self) -> None:
         """Raises ValueError if bounds of pixels contradict each other, or train_weights do not fit what is read."""
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
