@@ -31,6 +31,7 @@ from services.engine.model.adapter_checkpoint import (
     write_adapter,
 )
 from services.engine.model.adapters import rank_of, saved_parameters, trained_parameters
+from services.engine.model.vision import VISION_TOWER
 from services.engine.optimizer import MOMENTS, BucketedAdamW
 from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards, read_weights, stored_weights
 from services.engine.weights_digest import values_digest
@@ -50,9 +51,10 @@ class Checkpointer:
     """Writes and reads the checkpoints of one model; every rank has one, and all ranks call each method together.
 
     Saving has its own gloo group and its own thread, so that its collectives do not mix with those of training. Saving
-    reads weights and moments in place: call `wait_until_written` before they change. The tokenizer files of the folder
-    `source` are copied into `huggingface/`. A rank writes while it has the lock of one of the files `writer_locks`, if
-    there are any. `base` describes the frozen model under the adapters; None without adapters.
+    reads weights and moments in place: call `wait_until_written` before they change. The files of the folder
+    `source` beside its config and weights are copied into `huggingface/`. A rank writes while it has the lock of one of
+    the files `writer_locks`, if there are any. `base` describes the frozen model under the adapters; None without
+    adapters.
 
     Raises:
         ValueError: transformers could not load what a checkpoint would hold.
@@ -221,9 +223,10 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
             raise ValueError(f"checkpoint {directory} is of another model: {name} has shape {here} here, {there} there")
     frozen = saved_parameters(model).keys() - trained_parameters(model).keys()
     if lost := sorted(name for name in frozen if f"optimizer.{name}.step" in saved):
+        key = "freeze_vision_tower" if lost[0].startswith(VISION_TOWER) else "freeze"
         raise ValueError(
-            f"checkpoint {directory} has moments of {lost[0]}, which `freeze` keeps from learning here: resume with the"
-            " `freeze` that it was made with"
+            f"checkpoint {directory} has moments of {lost[0]}, which `{key}` keeps from learning here: resume with the"
+            f" `{key}` that it was made with"
         )
     return saved
 

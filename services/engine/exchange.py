@@ -125,7 +125,7 @@ class Publisher:
     def save_hf_model(self, version: int, buffers: Mapping[str, Tensor], source: Path, folder: Path) -> None:
         """Keeps a published version as a Hugging Face folder, by hard links where possible; for one rank alone.
 
-        `buffers` are the model's saved buffers; `source` is the folder of its tokenizer files. An earlier folder of
+        `buffers` are the model's saved buffers; `source` is the folder of its other files. An earlier folder of
         that name is replaced.
 
         Raises:

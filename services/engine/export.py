@@ -40,7 +40,7 @@ def export(checkpoint: Path, output: Path, *, adapter: bool = False) -> None:
         if adapter:
             copy_adapter(checkpoint, output)
         else:
-            hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.TOKENIZER_FILES))
+            hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.COPIED_FILES))
             write_hf_weights(checkpoint, output)
     except BaseException:
         shutil.rmtree(output, ignore_errors=True)  # it was empty

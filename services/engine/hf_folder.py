@@ -1,4 +1,4 @@
-"""Writes a trained model as a Hugging Face folder: tokenizer files, config and safetensors weights.
+"""Writes a trained model as a Hugging Face folder: files of tokenizer and images, config and safetensors weights.
 
 The files of the folder that training began with are copied as they are. `save_pretrained` of transformers writes none
 of this: it refuses values that do no harm, such as a temperature in generation_config.json without `do_sample`.
@@ -28,8 +28,9 @@ from splitppo.atomic_write import sync_folder
 from splitppo.config_error import sentence_of
 from splitppo.machine.memory_limits import MAX_FILE_BYTES
 
-# The files of a tokenizer, and of generation; all other files of a model folder are config or weights.
-TOKENIZER_FILES = (
+# The files of a tokenizer, of generation, and of what makes images into pixels; all other files of a model folder are
+# config or weights.
+COPIED_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -40,11 +41,14 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 
 
-def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILES) -> None:
-    """Copies files by name from folder `source` to `folder` (by default tokenizer files); skips missing files."""
+def copy_files(source: Path, folder: Path, names: Iterable[str] = COPIED_FILES) -> None:
+    """Copies files by name from folder `source` to `folder` (by default COPIED_FILES); skips missing files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (source / name).is_file():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from services.engine.batching.micro_batch_images import MicroBatchImages
 
+VISION_TOWER = "model.visual."  # begins the names of its weights
 _TOWER_ATTENTION = "sdpa"  # sees all patches of an image, or of a window
 
 
