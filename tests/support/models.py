@@ -106,14 +106,16 @@ def save_experts(folder: Path, architecture: str, *, seed: int = 0, **changes: A
 
 def save_shapes(folder: Path, *, family: str = "Qwen2", **changes: Any) -> Path:
     """Writes the description of a causal language model of any size, with a weight file that is one hole."""
+    config = of_transformers(f"{family}Config")(**{**SIZES, **changes})
+    return save_shapes_of(of_transformers(f"{family}ForCausalLM"), config, folder)
+
+
+def save_shapes_of(model_class: Any, config: Any, folder: Path) -> Path:
+    """Writes the description of a model of any size, with a weight file that is one hole."""
     import torch
 
-    config = of_transformers(f"{family}Config")(**{**SIZES, **changes})
     with torch.device("meta"):
-        shapes = {
-            name: tuple(weight.shape)
-            for name, weight in of_transformers(f"{family}ForCausalLM")(config).state_dict().items()
-        }
+        shapes = {name: tuple(weight.shape) for name, weight in model_class(config).state_dict().items()}
     config.save_pretrained(folder)
     ends = [*itertools.accumulate(prod(shape) for shape in shapes.values())]
     header = json.dumps(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.support.models import SIZES, VOCABULARY, of_transformers, save_random, save_tokenizer
+from tests.support.models import SIZES, VOCABULARY, of_transformers, save_random, save_shapes_of, save_tokenizer
 from tests.support.seeds import shifted
 
 Family = Literal["qwen2_5_vl", "qwen3_vl"]
@@ -83,6 +83,16 @@ def save_vision_policy(
     save_tokenizer(
         folder, vocabulary=VISION_VOCABULARY, chat_template=VISION_CHAT_TEMPLATE, more_special=VISION_SPECIAL
     )
+    save_image_settings(folder, family)
+    return folder
+
+
+def save_vision_shapes(
+    folder: Path, family: Family = "qwen2_5_vl", *, vision: Mapping[str, Any] | None = None, **changes: Any
+) -> Path:
+    """Writes the description of a model of any size that reads images, with a weight file that is one hole."""
+    model_class, config_class, _ = _CLASSES[family]
+    save_shapes_of(of_transformers(model_class), _config(config_class, family, vision or {}, changes), folder)
     save_image_settings(folder, family)
     return folder
 
