@@ -31,6 +31,7 @@ from recipes.clerk.prepare import make as make_clerk
 from recipes.fresh_run import remove_run
 from recipes.guess_number.prepare import RECIPE as GUESS_NUMBER
 from recipes.guess_number.prepare import make as make_guess_number
+from recipes.read_digits.prepare import RECIPE as READ_DIGITS
 from recipes.sort_letters.prepare import RECIPE as SORT_LETTERS
 from recipes.sort_letters.prepare import make as make_sort_letters
 from recipes.sort_letters.teach import TAUGHT, Taught
@@ -52,8 +53,8 @@ COMMON = (
     "checkpoint.save_freq=4",
     "checkpoint.keep=1",
 )
-# Recipes that are validated after every other step, the others after each.
-EVERY_OTHER_STEP = (SORT_LETTERS, TAKE_NOTES)
+# Recipes that are validated after so many steps, the others after each.
+TEST_FREQ = {SORT_LETTERS: 2, TAKE_NOTES: 2, READ_DIGITS: 10}
 # Of sort_letters: 256 responses per step, and four optimizer steps.
 IN_GROUPS = ("data.train_batch_size=32", "rollout.n=8", "actor.ppo_mini_batch_size=8")
 
@@ -70,7 +71,7 @@ class Algorithm:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return (f"evaluation.test_freq={2 if self.recipe in EVERY_OTHER_STEP else 1}", *COMMON, *self.changes)
+        return (f"evaluation.test_freq={TEST_FREQ.get(self.recipe, 1)}", *COMMON, *self.changes)
 
 
 # Hyper-parameters of each algorithm, beside those of the recipe: PPO's.
@@ -139,6 +140,21 @@ NOTES = (
     Algorithm("take_notes_per_segment", (OF_BOOKS, *PER_SEGMENT), TAKE_NOTES),
     Algorithm("take_notes_gae_lam_1", (OF_BOOKS, LAM_1), TAKE_NOTES),
     Algorithm("take_notes_per_segment_lam_1", (OF_BOOKS, LAM_1, *PER_SEGMENT), TAKE_NOTES),
+)
+# Images: 128 with four responses each per step; the vision tower trained or frozen, and the images of other rows.
+IN_FOURS = ("algorithm.adv_estimator=grpo",)
+FROZEN_TOWER = ("actor.freeze_vision_tower=true", "critic.freeze_vision_tower=true")
+SHUFFLED = tuple(f"data.{split}_files={READ_DIGITS.output}/shuffled/{split}.parquet" for split in ("train", "val"))
+DIGITS = tuple(
+    Algorithm(f"read_digits_{name}", changes, READ_DIGITS)
+    for name, changes in {
+        "ppo": (),
+        "grpo": IN_FOURS,
+        "ppo_frozen": FROZEN_TOWER,
+        "grpo_frozen": (*IN_FOURS, *FROZEN_TOWER),
+        "ppo_shuffled": SHUFFLED,
+        "grpo_shuffled": (*IN_FOURS, *SHUFFLED),
+    }.items()
 )
 
 
@@ -240,12 +256,13 @@ PICTURES: Mapping[str, Sequence[Algorithm]] = {
     "guess_number": GUESSES,
     "clerk": REQUESTS,
     "take_notes": NOTES,
+    "read_digits": DIGITS,
     "teacher": SORT_LETTERS_TAUGHT,
     "teacher_half": HALF_WIDTH,
     **CRITICS,
 }
 # Of pictures with another goal than GOAL.
-GOALS = {"teacher": 0.95, "teacher_half": 0.95, **dict.fromkeys(CRITICS, 0.9)}
+GOALS = {"read_digits": 0.9, "teacher": 0.95, "teacher_half": 0.95, **dict.fromkeys(CRITICS, 0.9)}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Makes what read_digits needs: tokenizer, warm-started model, images for training and validation.
 
-    python -m recipes.read_digits.prepare [--output .cache/read_digits] [--seed 0] [--warm-start-steps 65]
+    python -m recipes.read_digits.prepare [--output .cache/read_digits] [--seed 0] [--warm-start-steps 100]
 
 `shuffled/` has the same rows, each with the image of another one, for a run that must not learn anything. The output
 depends on the arguments and on the code of this recipe only, and is made once: a fingerprint of both lies beside it.
@@ -66,7 +66,7 @@ def make(folder: Path, seed: int, warm_start_steps: int) -> None:
     warm_start.train(config, model, warm_start_steps, seed=seed).save_pretrained(model)
 
 
-RECIPE = WarmStarted("read_digits", code=("task.py", "warm_start.py", "prepare.py"), num_steps=65, make=make)
+RECIPE = WarmStarted("read_digits", code=("task.py", "warm_start.py", "prepare.py"), num_steps=100, make=make)
 prepare = RECIPE.prepare
 
 if __name__ == "__main__":

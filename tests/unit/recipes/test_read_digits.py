@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,14 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from controller.data.prompts import load_prompts
+from controller.data.tokenizer import load_tokenizer
+from controller.models.vision import VisionInput
 from recipes.read_digits import task, warm_start
-from recipes.read_digits.prepare import prepare
+from recipes.read_digits.prepare import RECIPE, prepare
 from recipes.warm_start import IGNORED
 from rewards.scorers.read_digits import compute_score
+from splitppo.config import DataConfig, load_config
 from splitppo.images.grid import num_image_tokens, patch_grid
 from splitppo.images.headers import read_header
 from splitppo.images.pixels import decode_rgb
@@ -138,3 +143,41 @@ def test_it_is_made_again_only_when_the_arguments_change(
     first = version_of(weights)
     prepare(tmp_path / "out", warm_start_steps=1)
     assert version_of(weights) == first
+
+
+def test_the_config_reads_what_prepare_makes_by_default() -> None:
+    config = load_config(RECIPE.config_file)
+    assert {config.actor.model, *config.data.train_files, *config.data.val_files} == {
+        str(RECIPE.output / name) for name in ("model", "train.parquet", "val.parquet")
+    }
+    assert not config.actor.freeze_vision_tower
+    assert not config.critic.freeze_vision_tower
+
+
+def test_every_prompt_and_response_fits_the_lengths_of_the_config_and_the_model(prepared: Path) -> None:
+    config = load_config(RECIPE.config_file)
+    table = load_prompts(
+        replace_files(config.data, prepared),
+        load_tokenizer(str(prepared / "model")),
+        "train",
+        vision=VisionInput(read_image_settings(prepared / "model")),
+    )
+    assert table.num_prompts == task.NUM_TRAIN_IMAGES
+    lengths = table.prompts.lengths
+    assert lengths.min() == lengths.max() <= config.data.max_prompt_length
+    positions = json.loads((prepared / "model/config.json").read_text())["text_config"]["max_position_embeddings"]
+    assert config.data.max_prompt_length + config.data.max_response_length <= positions
+
+
+def test_the_controller_gives_the_prompt_that_the_model_was_trained_on(prepared: Path) -> None:
+    settings = read_image_settings(prepared / "model")
+    assert settings is not None
+    config = load_config(RECIPE.config_file)
+    tokenizer = load_tokenizer(str(prepared / "model"))
+    table = load_prompts(replace_files(config.data, prepared), tokenizer, "train", vision=VisionInput(settings))
+    batch = next(warm_start.batches(prepared / "model", settings, 2, np.random.default_rng(0)))
+    assert table.prompts.rows()[0].tolist() == batch["input_ids"][0, :-2].tolist()
+
+
+def replace_files(data: DataConfig, prepared: Path) -> DataConfig:
+    return data.model_copy(update={"train_files": (str(prepared / "train.parquet"),)})
