@@ -31,7 +31,7 @@ def check_config(config: Config) -> None:
 def check_models(role_name: RoleName, config: Config) -> Iterator[str]:
     """Proves the policy that the group samples with, as the folder of the actor has it; yields a line."""
     devices = config.services.of(role_name).devices
-    limits = (config.data.min_pixels, config.data.max_pixels)
+    limits = config.data.pixel_limits
     proof = prove_sampling(config)
     yield check_model("actor.model", config.actor, "policy", devices=devices, also=proof, pixel_limits=limits)
 

@@ -54,7 +54,7 @@ class SyncedWeights:
             dtype=self._dtype,
             fp32_head=actor.has_fp32_head,
             override_config=actor.override_config,
-            pixel_limits=(config.data.min_pixels, config.data.max_pixels),
+            pixel_limits=config.data.pixel_limits,
         )
         self.num_parameters: int = self.model.num_parameters()
         if not actor.lora_rank:
