@@ -4,12 +4,13 @@ As in verl, the signs of media mean something only in rows that have a column fo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from controller.data.chat_template import as_messages
 from controller.data.images import NO_IMAGES, ImageSpool, RowImages
+from controller.data.row_values import is_missing
 from controller.models.vision import NO_VISION, VisionInput
 from splitppo.batch import Batch
 from splitppo.config import DataConfig
@@ -19,6 +20,7 @@ SIGN = "<image>"
 # Columns with videos and sounds, and their signs in prompts, as in verl's data.
 OTHER_MEDIA = ("videos", "audios")
 _OTHER_SIGNS = ("<video>", "<audio>")
+_MAX_SHOWN = 400  # characters of a path in a sentence
 _TEXT_AND_IMAGES = "models are trained on texts and images alone here"
 
 
@@ -84,7 +86,7 @@ class RowImageReader:
     def _refuse_other_media(self, content: Mapping[str, Any], prompt: str | list[Any]) -> None:
         """Raises ValueError if a row has videos or sounds, or images elsewhere than in their column."""
         for name in OTHER_MEDIA:
-            if content.get(name) is not None and len(content[name]):
+            if not _is_empty(content.get(name)):
                 raise ValueError(f"column {name!r} is not empty; {_TEXT_AND_IMAGES}")
         has_media_column = any(name in content for name in self.columns)
         for part in _parts(prompt):
@@ -115,21 +117,33 @@ class RowImageReader:
         """Returns the file of one image; ValueError if there is none, or if it is too large."""
         found = image
         if isinstance(image, Mapping):
-            found = image.get("path") if image.get("bytes") is None else image["bytes"]
+            found = image.get("path")
+            if image.get("bytes") is not None:
+                found = image["bytes"]
+                if not isinstance(found, bytes):
+                    raise ValueError(f"image {number}: expected 'bytes' to be bytes, got {type(found).__name__}")
         if isinstance(found, bytes):
             self._check_size(len(found), number)
             return found
         if not isinstance(found, str | Path):
             kind = "neither" if isinstance(image, Mapping) else type(image).__name__
             raise ValueError(f"image {number} must be {{bytes, path}} or a path, got {kind}")
-        file = folder / Path(found).expanduser()
+        return self._read(found, number, folder)
+
+    def _read(self, path: str | Path, number: int, folder: Path) -> bytes:
+        """Returns the content of the file at a path; ValueError if it cannot be read, or if it is too large."""
+        shown = _shortened(str(folder / path))
         try:
+            file = folder / Path(path).expanduser()
             if not file.is_file():
-                raise ValueError(f"image {number}: no such file {file}")
+                what = f"{shown} is no plain file" if file.exists() else f"no such file {shown}"
+                raise ValueError(f"image {number}: {what}")
             self._check_size(file.stat().st_size, number)
             return file.read_bytes()
         except OSError as error:
-            raise ValueError(f"image {number}: {file} cannot be read: {error.strerror}") from error
+            raise ValueError(f"image {number}: {shown} cannot be read: {error.strerror}") from error
+        except RuntimeError as error:  # of `~name`
+            raise ValueError(f"image {number}: {shown} names the home of a user who is not known") from error
 
     def _check_size(self, num_bytes: int, number: int) -> None:
         if num_bytes > self._max_bytes:
@@ -164,6 +178,16 @@ def _parts(prompt: str | list[Any]) -> list[Mapping[str, Any]]:
         for part in content if isinstance(content, list) else [content]:
             parts.append(part if isinstance(part, Mapping) else {"type": "text", "text": part})
     return parts
+
+
+def _is_empty(value: Any) -> bool:
+    """Returns True if a column has nothing for a row: null, NaN, or something of length 0."""
+    return is_missing(value) or (isinstance(value, Sized) and len(value) == 0)
+
+
+def _shortened(text: str) -> str:
+    """Returns a text that fits into a sentence: of a long one, for instance an image as text, only both ends."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN // 2]}...{text[-_MAX_SHOWN // 2 :]}"
 
 
 def _number_of_images(number: int) -> str:

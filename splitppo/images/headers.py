@@ -3,9 +3,10 @@
 A header is a few bytes among many that nobody needs to trust: whoever decodes the file compares its size with this one.
 """
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 ImageFormat = Literal["PNG", "JPEG", "WEBP"]
@@ -18,6 +19,8 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF_ORIENTATION = 0x0112
 
 # Marker codes of JPEG (ITU-T T.81, table B.1).
+# 0xFF before a marker may be repeated, and before 0 it is no marker.
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
 _JPEG_APP1 = 0xE1
 _JPEG_START_OF_SCAN = 0xDA
 _JPEG_END_OF_IMAGE = 0xD9
@@ -53,7 +56,7 @@ class _Found:
     """The facts that were found in a file so far: `size` is (width, height) as stored."""
 
     size: tuple[int, int] | None = None
-    exif: bytes = b""
+    exif: bytearray = field(default_factory=bytearray)
     num_frames: int = 1
 
 
@@ -73,7 +76,7 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
         raise ValueError(f"is animated, with {found.num_frames} frames; only still images are read")
     _check_size(*found.size)
     width, height = found.size
-    orientation = _orientation(found.exif)
+    orientation = _orientation(bytes(found.exif))
     if orientation >= 5:  # by a quarter
         return ImageHeader(image_format, height, width, orientation)
     return ImageHeader(image_format, width, height, orientation)
@@ -119,7 +122,7 @@ def _read_png(data: bytes) -> _Found:
         if name == b"IHDR" and length >= 8 and found.size is None:
             found.size = struct.unpack_from(">II", content)
         elif name == b"eXIf":
-            found.exif = content
+            found.exif = bytearray(content)
         elif name == b"acTL" and length >= 4:
             (found.num_frames,) = struct.unpack_from(">I", content)
     return found
@@ -145,13 +148,11 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yields marker and content of each segment before the pixels."""
     position = 2
     while True:
-        position = data.find(b"\xff", position) + 1
-        if position == 0 or position >= len(data):
+        found = _JPEG_MARKER.search(data, position)
+        if found is None:
             raise ValueError("is truncated")
-        marker = data[position]
-        if marker in (0x00, 0xFF):  # no marker: a fill byte
-            continue
-        position += 1
+        marker = found[1][0]
+        position = found.end()
         if marker in _JPEG_WITHOUT_LENGTH:
             continue
         if marker in (_JPEG_START_OF_SCAN, _JPEG_END_OF_IMAGE):
@@ -176,7 +177,7 @@ def _read_webp(data: bytes) -> _Found:
         if found.size is None:
             found.size = _webp_size(name, data[start : start + 10])
         if name == b"EXIF":
-            found.exif = data[start : start + length].removeprefix(b"Exif\0\0")
+            found.exif = bytearray(data[start : start + length].removeprefix(b"Exif\0\0"))
         elif name == b"ANMF":
             num_animation_frames += 1
         position = start + length + length % 2

@@ -5,6 +5,8 @@ version decides the pixels: JPEG decoders differ between builds.
 """
 
 import io
+import struct
+import zlib
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,12 @@ from PIL import Image, UnidentifiedImageError
 from splitppo.images.grid import patch_grid
 from splitppo.images.headers import read_header
 from splitppo.images.settings import ImageSettings
+
+# What Pillow raises for damaged files: its own errors, and those of code that expects sound ones.
+_DAMAGES = (
+    *(OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError),
+    *(AssertionError, LookupError, TypeError, OverflowError, struct.error, zlib.error),
+)
 
 # How the stored image becomes the one that is seen, by EXIF's orientation.
 _TRANSPOSITIONS = {
@@ -42,8 +50,8 @@ def decode_rgb(data: bytes | memoryview) -> NDArray[np.uint8]:
             rgb = _on_white(image)
     except UnidentifiedImageError as error:
         raise ValueError("is truncated or damaged: its header cannot be read") from error
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise ValueError(f"is truncated or damaged: {error}") from error
+    except _DAMAGES as error:
+        raise ValueError(f"is truncated or damaged: {str(error) or type(error).__name__}") from error
     if header.orientation in _TRANSPOSITIONS:
         rgb = rgb.transpose(_TRANSPOSITIONS[header.orientation])
     return np.asarray(rgb)

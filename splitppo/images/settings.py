@@ -1,6 +1,7 @@
 """The sizes and colours in which a vision model expects its images, from the files of its folder."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,8 @@ def read_image_settings(
         families = " and ".join(FAMILIES)
         raise ValueError(f"{folder}: images are read by models of the types {families}, this one is {family!r}")
     sizes = {
-        key: _whole(folder / "config.json", key, vision.get(key, _DEFAULTS[family][key])) for key in _DEFAULTS[family]
+        key: _whole(folder / "config.json", key, vision.get(key, default), least=1)
+        for key, default in _DEFAULTS[family].items()
     }
     tokens = {key: _whole(folder / "config.json", key, config.get(key, _TOKEN_IDS[key])) for key in _TOKEN_IDS}
     file, processor = _read_processor(folder)
@@ -103,7 +105,7 @@ def read_image_settings(
         min_pixels=smallest if min_pixels is None else min_pixels,
         max_pixels=largest if max_pixels is None else max_pixels,
         image_mean=_three(file, "image_mean", processor.get("image_mean", _IMAGE_MEAN)),
-        image_std=_three(file, "image_std", processor.get("image_std", _IMAGE_STD)),
+        image_std=_three(file, "image_std", processor.get("image_std", _IMAGE_STD), above_0=True),
         resample=processor.get("resample", _BICUBIC),
         rescale_factor=processor.get("rescale_factor", _RESCALE_FACTOR),
         **tokens,
@@ -140,7 +142,7 @@ def _check_processor(file: Path, processor: Mapping[str, Any], sizes: Mapping[st
     if type(resample) is not int or resample not in _FILTERS:
         raise ValueError(f"{file}: expected resample to be from 0 to 5, got {json.dumps(resample)}")
     factor = processor.get("rescale_factor", _RESCALE_FACTOR)
-    if type(factor) not in (int, float):
+    if not _is_number(factor):
         raise ValueError(f"{file}: expected rescale_factor to be a number, got {json.dumps(factor)}")
     for key, of_model in (
         ("patch_size", "patch_size"),
@@ -169,16 +171,24 @@ def _pixel_limits(file: Path, processor: Mapping[str, Any]) -> tuple[int, int]:
     return limits[0], limits[1]
 
 
-def _whole(file: Path, key: str, value: Any) -> int:
-    """Returns the value if it is a whole number, not negative; ValueError with the file and its key if not."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{file}: expected {key} to be a whole number, got {json.dumps(value)}")
+def _whole(file: Path, key: str, value: Any, *, least: int = 0) -> int:
+    """Returns the value if it is a whole number of at least `least`; ValueError with the file and its key if not."""
+    if type(value) is not int or value < least:
+        above = " above 0" if least else ""
+        raise ValueError(f"{file}: expected {key} to be a whole number{above}, got {json.dumps(value)}")
     return value
 
 
-def _three(file: Path, key: str, value: Any) -> tuple[float, float, float]:
+def _is_number(value: Any) -> bool:
+    """Returns True for a number that a float can be, and False for NaN and infinity, which JSON files may have."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _three(file: Path, key: str, value: Any, *, above_0: bool = False) -> tuple[float, float, float]:
     """Returns the value of each colour; ValueError with the file and its key if it is not a list of three numbers."""
-    if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(one) in (int, float) for one in value):
-        raise ValueError(f"{file}: expected {key} to be three numbers, got {json.dumps(value)}")
+    is_three = isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_number, value))
+    if not is_three or (above_0 and min(value) <= 0):
+        above = " above 0" if above_0 else ""
+        raise ValueError(f"{file}: expected {key} to be three numbers{above}, got {json.dumps(value)}")
     red, green, blue = value
     return float(red), float(green), float(blue)

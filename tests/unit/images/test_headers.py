@@ -98,6 +98,25 @@ def test_a_png_may_have_its_orientation_behind_the_pixels() -> None:
     assert decode_rgb(data).shape == (6, 4, 3)
 
 
+def test_blocks_of_exif_are_joined_over_any_number_of_segments() -> None:
+    """As many segments as would take minutes if each copied those before it."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    block = exif.tobytes() + bytes(6_000_000)
+    pieces = [block[start : start + 20] for start in range(0, len(block), 20)]
+    segments = [b"\xff\xe1" + struct.pack(">H", len(piece) + 8) + b"Exif\0\0" + piece for piece in pieces]
+
+    assert read_header(jpeg(3, 4, *segments)) == ImageHeader("JPEG", 4, 3, 6)
+
+
+def test_fill_bytes_may_stand_before_a_marker() -> None:
+    data = jpeg(3, 4)
+
+    assert read_header(data[:2] + b"\xff" * 1000 + data[2:]) == ImageHeader("JPEG", 3, 4, 1)
+    with pytest.raises(ValueError, match=r"^is truncated$"):
+        read_header(data[:2] + b"\xff" * 1000)
+
+
 @pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0nonsense", b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + bytes(30)])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of what is corrupt
 def test_damaged_exif_turns_nothing(exif: bytes) -> None:
@@ -220,6 +239,17 @@ def test_text_that_unpacks_to_very_much_is_refused() -> None:
 
     assert read_header(data).format == "PNG"
     with pytest.raises(ValueError, match="is truncated or damaged: Decompressed data too large"):
+        decode_rgb(data)
+
+
+def test_a_palette_that_is_missing_is_a_damage() -> None:
+    file = io.BytesIO()
+    Image.new("P", (8, 8), 1).save(file, "PNG")
+    data = file.getvalue()
+    data = data[: data.index(b"PLTE") - 4] + data[data.index(b"IDAT") - 4 :]
+
+    assert read_header(data).format == "PNG"
+    with pytest.raises(ValueError, match=r"^is truncated or damaged: \w"):
         decode_rgb(data)
 
 

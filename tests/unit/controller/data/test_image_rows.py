@@ -84,6 +84,9 @@ def encoded(*images: bytes) -> list[dict[str, Any]]:
         ("<video>", encoded(DIGIT), "the prompt has '<video>'; models are trained on texts and images alone here"),
         ("<image>", [{"bytes": None, "path": None}], "image 1 must be {bytes, path} or a path, got neither"),
         ("<image>", [{"path": "absent.png"}], "image 1: no such file .*absent.png"),
+        ("<image>", [{"path": "~no.such.user/a.png"}], "image 1: .* names the home of a user who is not known$"),
+        ("<image>", [{"path": "a" * 5000}], "image 1: .{300,450} cannot be read: File name too long$"),
+        ("<image>", [{"bytes": "iVBORw0KGgo="}], "image 1: expected 'bytes' to be bytes, got str$"),
         ("<image>", "a.png", "column 'images' must be a list of {bytes, path} or of paths, got str"),
     ],
 )
@@ -112,7 +115,7 @@ def test_paths_that_are_no_files_are_refused(tmp_path: Path, model: str) -> None
     os.mkfifo(tmp_path / "pipe.png")
     for path in ("pipe.png", "/dev/zero", "."):
         data = write(tmp_path / "train.jsonl", image_row("<image>", [path]))
-        with pytest.raises(ConfigError, match="line 1: image 1: no such file"):
+        with pytest.raises(ConfigError, match=r"line 1: image 1: .* is no plain file$"):
             load_with_images(model, data)
     for entry, kind in ((7, "int"), (["a.png"], "list"), (None, "NoneType")):
         data = write(tmp_path / "train.jsonl", image_row("<image>", [entry]))
@@ -140,11 +143,18 @@ def test_a_prompt_that_holds_images_otherwise_is_refused(
         load_with_images(model, data)
 
 
+@pytest.mark.parametrize("content", [["a.mp4"], "a.mp4", {"path": "a.mp4"}, 5, False])
 @pytest.mark.parametrize("column", ["videos", "audios"])
-def test_videos_and_sounds_are_refused(tmp_path: Path, model: str, column: str) -> None:
-    data = write(tmp_path / "train.jsonl", image_row("a", None, **{column: ["a.mp4"]}))
+def test_videos_and_sounds_are_refused(tmp_path: Path, model: str, column: str, content: Any) -> None:
+    data = write(tmp_path / "train.jsonl", image_row("a", None, **{column: content}))
     with pytest.raises(ConfigError, match=f"line 1: column '{column}' is not empty; models are trained on texts and"):
         load_with_images(model, data)
+
+
+@pytest.mark.parametrize("content", [None, [], "", {}, float("nan")])
+def test_a_row_without_videos_is_read(tmp_path: Path, model: str, content: Any) -> None:
+    data = write(tmp_path / "train.jsonl", image_row("a", None, videos=content))
+    assert load_with_images(model, data).num_prompts == 1
 
 
 def test_signs_are_text_in_a_file_without_a_column_for_images(tmp_path: Path, model: str) -> None:
