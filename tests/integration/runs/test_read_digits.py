@@ -51,7 +51,7 @@ def test_with_the_images_of_other_rows_nothing_can_be_learned(
     assert run.summary["validation"]["after"]["overall"] < 0.2
 
 
-def test_a_frozen_tower_learns_less_in_as_many_steps_but_learns(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_is_not_the_tower_learns_beside_a_frozen_one(tmp_path_factory: pytest.TempPathFactory) -> None:
     frozen = ("actor.freeze_vision_tower=true", "critic.freeze_vision_tower=true")
     folder = tmp_path_factory.mktemp("frozen") / "run"
     run = trained("read_digits", folder, "run.total_steps=20", *frozen, ANY)
