@@ -3,6 +3,7 @@
 Three models of random weights, each as actor and as critic, fp32, one rank in a process of its own: an update of two
 mini-batches of two micro-batches, then log-probs (values), then, as the actor, generation. Growth of anonymous memory
 (RssAnon) since before the model was loaded, at the peak of each; the estimate is without its term for the process.
+--only qwen2_5_vl or qwen3_vl measures a model that reads images, --train-tower one whose tower learns.
 --lora RANK trains adapters on all linear layers instead, --freeze PATTERN keeps weights from learning, --offload keeps
 weights and moments in main memory, where they count, too, --bf16-moments keeps moments in bf16. `saving` is a
 checkpoint of which all is written while the engine does what takes its peak, an update.
@@ -15,22 +16,27 @@ What the C library keeps of freed memory depends on the history of its heap, so 
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import MixtralForCausalLM, Qwen2ForCausalLM
+from PIL import Image
+from transformers import AutoConfig, AutoModelForImageTextToText, MixtralForCausalLM, Qwen2ForCausalLM
 from transformers.utils import logging as hf_logging
 
 from benchmarks.loading import Peak, anonymous_mib
 from controller.memory.estimate import GroupMemory, estimate_group
+from controller.memory.terms import Terms
 from controller.models.shape import read_model_shape
 from services.actor.losses.actor_loss import actor_loss
 from services.critic.losses import critic_loss
@@ -44,6 +50,8 @@ from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
+from splitppo.images.columns import row_of_images
+from splitppo.images.settings import ImageSettings
 
 # hidden, intermediate, layers, query heads, key-value heads, vocabulary, tied; rows of a micro-batch.
 MODELS = {
@@ -53,9 +61,18 @@ MODELS = {
     "wide": ((1024, 4096, 3, 16, 16, 12_000, False), 2),
     "28M": ((384, 1536, 12, 6, 6, 2_000, True), 2),
     "experts": ((384, 512, 6, 6, 6, 2_000, True), 4),  # eight in a layer; two compute a token
+    "qwen2_5_vl": ((256, 1024, 4, 4, 2, 4_000, False), 4),  # with a tower of TOWER's sizes, as the next one
+    "qwen3_vl": ((256, 1024, 4, 4, 2, 4_000, False), 4),
     "0.5B": ((896, 4864, 24, 14, 2, 151_936, True), 2),
 }
 DEFAULT_MODELS = ("vocabulary", "deep", "wide")
+TOWER = {"hidden_size": 256, "intermediate_size": 1024, "depth": 6, "num_heads": 4, "out_hidden_size": 256}
+TOWERS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {**TOWER, "fullatt_block_indexes": [2, 5]},
+    "qwen3_vl": {**TOWER, "deepstack_visual_indexes": [1, 3, 5]},
+}
+IMAGE_TOKENS = (6, 10)  # rows and columns; one image in each prompt, almost all of its tokens
+START, END, IMAGE = 1, 2, 3  # token ids
 PROMPT = 64
 RESPONSE = 96
 MICRO_BATCHES = 2
@@ -74,6 +91,7 @@ def main() -> None:
     parser.add_argument("--selective", action="store_true", help="recompute activations, but not attention")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters")
     parser.add_argument("--freeze", metavar="PATTERN", help="weights that do not learn")
+    parser.add_argument("--train-tower", action="store_true", help="freeze_vision_tower false")
     parser.add_argument("--offload", action="store_true", help="param_offload and optimizer_offload")
     parser.add_argument("--bf16-moments", action="store_true", help="optimizer_state_dtype bf16")
     parser.add_argument("--keep-freed", action="store_true", help="as ranks do")
@@ -82,6 +100,7 @@ def main() -> None:
         "gradient_checkpointing": "selective" if options.selective else options.gradient_checkpointing,
         "lora_rank": options.lora,
         "freeze": [options.freeze] if options.freeze else [],
+        "freeze_vision_tower": not options.train_tower,
         "param_offload": options.offload,
         "optimizer_offload": options.offload,
         "optimizer_state_dtype": "bf16" if options.bf16_moments else "fp32",
@@ -93,6 +112,7 @@ def main() -> None:
     more = [f"--lora={options.lora}"]
     more += [f"--freeze={options.freeze}"] if options.freeze else []
     more += ["--gradient-checkpointing"] * options.gradient_checkpointing + ["--offload"] * options.offload
+    more += ["--train-tower"] * options.train_tower
     more += ["--bf16-moments"] * options.bf16_moments + ["--selective"] * options.selective
     environment = os.environ | (KEPT_MEMORY if options.keep_freed else GIVE_BACK)
     started_s = time.perf_counter()
@@ -112,6 +132,9 @@ def main() -> None:
 def save_model(folder: Path, name: str) -> None:
     """Writes one of MODELS with random weights."""
     hidden, intermediate, layers, heads, key_value_heads, vocabulary, tied = MODELS[name][0]
+    if name in TOWERS:
+        save_vision_model(folder, name)
+        return
     model_class: Any = MixtralForCausalLM if name == "experts" else Qwen2ForCausalLM
     config = model_class.config_class(
         hidden_size=hidden,
@@ -125,6 +148,31 @@ def save_model(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     hf_logging.disable_progress_bar()
     model_class(config).save_pretrained(folder)
+
+
+def save_vision_model(folder: Path, name: str) -> None:
+    """Writes one of TOWERS under a language model of MODELS, with random weights."""
+    hidden, intermediate, layers, heads, key_value_heads, vocabulary, _ = MODELS[name][0]
+    half = hidden // heads // 2
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
+    if name == "qwen3_vl":
+        rope["mrope_interleaved"] = True
+    text = {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "head_dim": hidden // heads,
+        "vocab_size": vocabulary,
+        "rope_parameters": rope,
+    }
+    ids = {"vision_start_token_id": START, "vision_end_token_id": END, "image_token_id": IMAGE}
+    config = AutoConfig.for_model(name, text_config=text, vision_config=TOWERS[name], tie_word_embeddings=False, **ids)
+    torch.manual_seed(0)
+    hf_logging.disable_progress_bar()
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": 1 << 24}))
 
 
 def make_config(name: str, folder: str, **changes: Any) -> Config:
@@ -163,16 +211,15 @@ def measure(name: str, role: RoleName, folder: str, **changes: Any) -> None:
     for phase, peak in peaks.items():
         report(name, role, phase, peak, estimate_of(memory, phase))
     print(f"{name:12s}{role:8s}process {before:.0f} MiB")
-    process = memory.peak.process
     saving = peaks.pop("saving")
     highest = max(peaks.values())
     print(f"{name:12s}{role:8s}saving / peak {saving / highest:.2f}")
-    report(name, role, "peak", highest, (memory.peak.total - process) / 2**20)
+    report(name, role, "peak", highest, counted_mib(memory.peak))
 
 
 def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, Callable[[], object]]:
     """Returns the phases that are measured, by the names of the estimate, except for the two parts of an update."""
-    batch = make_batch(config)
+    batch = make_batch(config, engine.model.image_settings)
     forward = policy_forward(1.0) if role == "actor" else value_forward
     loss = actor_loss(config.actor) if role == "actor" else critic_loss(config.critic)
     rollout = HfRollout(engine.gathered, StopRule(()), config.rollout.max_batch_size, CPU)
@@ -194,19 +241,36 @@ def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, 
     return calls
 
 
-def make_batch(config: Config) -> Batch:
-    """Returns rows of full length, all of whose tokens count."""
+def make_batch(config: Config, images: ImageSettings | None) -> Batch:
+    """Returns rows of full length, all of whose tokens count, with images of their own if the model reads some."""
     num_rows = config.data.train_batch_size
     vocabulary = 2_000
     rng = np.random.default_rng(0)
     columns = ("advantages", "returns", "values", "old_log_probs")
-    return Batch.from_rows(
+    rows = Batch.from_rows(
         prompts=[rng.integers(3, vocabulary, PROMPT) for _ in range(num_rows)],
         responses=[rng.integers(3, vocabulary, RESPONSE) for _ in range(num_rows)],
         response_mask=[np.ones(RESPONSE, bool)] * num_rows,
         mini_batches=[[row % MINI_BATCHES] for row in range(num_rows)],
         seeds=[[row] for row in range(num_rows)],
         **{name: [rng.normal(size=RESPONSE) for _ in range(num_rows)] for name in columns},
+    )
+    return rows if images is None else rows.merge(make_images(num_rows, images))
+
+
+def make_images(num_rows: int, settings: ImageSettings) -> Batch:
+    """Returns prompts that are an image each, but for their last tokens, with the images, which are all different."""
+    rows, columns = (size * settings.merge_size for size in IMAGE_TOKENS)
+    size = (rows * settings.patch_size, columns * settings.patch_size, 3)
+    drawn = []
+    for seed in range(num_rows):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)).save(file, "PNG")
+        drawn.append(row_of_images([(file.getvalue(), rows, columns)]))
+    prompt = [START, *[IMAGE] * prod(IMAGE_TOKENS), END]
+    prompt += [10] * (PROMPT - len(prompt))
+    return Batch.from_rows(
+        prompts=[prompt] * num_rows, images=[files for files, _ in drawn], image_sizes=[sizes for _, sizes in drawn]
     )
 
 
@@ -218,11 +282,16 @@ def peak_of(call: Callable[[], object]) -> float:
 
 
 def estimate_of(memory: GroupMemory, phase: str) -> float:
-    """Returns the estimate of a phase in MiB, without the process."""
+    """Returns the estimate of a phase in MiB, without the process, and without room for more decoded images."""
     if phase == "saving" and memory.saving is not None:
-        return (memory.saving.total - memory.saving.process) / 2**20
+        return counted_mib(memory.saving)
     names = ("backward", "optimizer step") if phase == "update" else (phase,)
-    return max(memory.phases[name].total - memory.phases[name].process for name in names) / 2**20
+    return max(counted_mib(memory.phases[name]) for name in names)
+
+
+def counted_mib(terms: Terms) -> float:
+    """Returns the MiB that are compared with what is measured: all but process and decoded images."""
+    return (terms.total - terms.process - terms.images) / 2**20
 
 
 def report(name: str, role: str, phase: str, measured: float, estimate: float) -> None:

@@ -253,7 +253,7 @@ class Inputs:
         num_tokens = draw.choice((len(VOCABULARY), len(VOCABULARY), len(VOCABULARY), 800))
         rows = {
             name: [np.array([draw.randrange(num_tokens) for _ in range(draw.randint(1, 20))]) for _ in range(num_rows)]
-            for name in draw.sample(("prompts", "responses", "seeds"), draw.randint(1, 3))
+            for name in draw.sample(("prompts", "responses", "seeds", "images", "image_sizes"), draw.randint(1, 3))
         }
         header, chunks = encode(Batch.from_rows(**rows), self._slot(draw))
         match draw.randrange(10):
@@ -267,6 +267,10 @@ class Inputs:
                 header.columns[0].dtype = draw.choice((0, 3, 99))
             case 4:
                 header.columns[0].lengths[0] = draw.choice((0, (1 << 31) - 1, (1 << 32) - 1))
+            case 5:
+                header.columns[0].stored_rows.append(draw.choice((0, 1, num_rows, (1 << 32) - 1)))
+            case 6:
+                header.columns[0].stored_rows[:] = [draw.choice((0, 0, num_rows)) for _ in range(num_rows)]
         return self._messages(header, chunks)
 
     def _messages(self, header: batch_pb2.BatchHeader, chunks: Iterable[batch_pb2.BatchChunk]) -> list[bytes]:
