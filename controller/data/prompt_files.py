@@ -190,19 +190,23 @@ def _parquet_rows(file: Path, wanted: Sequence[str], media: Sequence[str]) -> _C
     in memory at a time. Of a name with dots, such as "extra.level", the column before the first dot is read, too.
     """
     import pyarrow.parquet as pq  # slow to import, and JSONL does not need it
-    from pyarrow import ArrowException
+    from pyarrow import ArrowException, default_memory_pool
 
     kinds = (ArrowException, OSError, UnicodeDecodeError, MemoryError)
     unreadable = config_errors(*kinds, before=f"{file} is not a readable parquet file: ")
-    with unreadable, pq.ParquetFile(file) as table:
+    with unreadable, pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
         of_all = {"data_source", "reward_model", "extra_info", *media, *wanted}
         of_all |= {name.split(".")[0] for name in wanted}
         columns = [name for name in table.schema_arrow.names if name in of_all]
         has_media = not {*media}.isdisjoint(columns)
         batch_size = _ROWS_WITH_MEDIA_AT_A_TIME if has_media else _ROWS_AT_A_TIME
         batches = table.iter_batches(batch_size=batch_size, columns=columns)
-        for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
-            yield f"{file}, row {number}", content
+        try:
+            for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+                yield f"{file}, row {number}", content
+        finally:  # else Arrow keeps the memory of all images of a row group
+            del batches
+            default_memory_pool().release_unused()
 
 
 def _checked(
