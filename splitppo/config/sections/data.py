@@ -8,6 +8,8 @@ from pydantic import Field
 from splitppo.config.section import SHAPES_WORKER, OneOrMany, PositiveInt, Section
 from splitppo.config.subsections.row_filters import RowFilters
 
+# At most as many as an image may have itself, see splitppo/images/headers.py.
+_Pixels = Annotated[PositiveInt, Field(le=64_000_000)]
 _Paths = Annotated[tuple[str, ...], OneOrMany]
 
 
@@ -73,11 +75,11 @@ class DataConfig(Section):
     """The column that holds the images of a prompt: a list of {bytes, path} or of paths, or null. Each `<image>` in the
     text of a message stands for one of them, in their order."""
 
-    min_pixels: Annotated[PositiveInt | None, SHAPES_WORKER] = None
+    min_pixels: Annotated[_Pixels | None, SHAPES_WORKER] = None
     """The smallest number of pixels to which an image is scaled up. null: that of the model's
     preprocessor_config.json."""
 
-    max_pixels: Annotated[PositiveInt | None, SHAPES_WORKER] = None
+    max_pixels: Annotated[_Pixels | None, SHAPES_WORKER] = None
     """The largest number of pixels to which an image is scaled down. An image has a token for each 28x28 (Qwen2.5-VL)
     or 32x32 (Qwen3-VL) of them. null: that of the model's preprocessor_config.json."""
 
