@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from services.engine.batching.mini_batches import agree_on_micro_batches
 from services.engine.batching.packing import MicroBatchLimits, collate, row_lengths
 from services.engine.batching.segments import SegmentRows
+from services.engine.batching.shared_images import together_for_images
 from services.engine.model.forward import Forward
 from services.engine.model.layer_attributes import of_each_layer
 from services.engine.model.loading import supports_packing
@@ -98,7 +99,9 @@ def compute_columns(
     segments = SegmentRows.of(batch)
     batch = segments.batch
     rows = np.flatnonzero(batch["responses"].lengths)
-    [micro_batches] = agree_on_micro_batches([rows], row_lengths(batch), limits, device)
+    lengths = row_lengths(batch)
+    together = together_for_images(batch, lengths, limits)
+    [micro_batches] = agree_on_micro_batches([rows], lengths, limits, device, together=together)
     results: dict[str, list[Tensor]] = {name: [] for name in outputs}
     with torch.no_grad():
         for done, part in enumerate(micro_batches, start=1):

@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from services.engine.batching.shared_images import partition_rows
 from services.runtime.ranks.sharding import Indices
-from splitppo.balance import attention_cost, partition
+from splitppo.balance import attention_cost
 from splitppo.batch import Batch
 from splitppo.segments import Segments
 
@@ -23,7 +24,7 @@ def row_costs(batch: Batch) -> NDArray[np.float64]:
 
 def shard_by_tokens(batch: Batch, num_ranks: int) -> list[Indices]:
     """Divides the rows of a batch among ranks with nearly equal compute cost; returns the row indices of each rank."""
-    return partition(row_costs(batch), num_ranks)
+    return partition_rows(batch, np.arange(batch.num_rows), row_costs(batch), num_ranks)
 
 
 def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
@@ -40,7 +41,7 @@ def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
     load = np.zeros(num_ranks)
     for mini_batch in np.unique(first_epoch):
         members = np.flatnonzero(first_epoch == mini_batch)
-        parts = [members[part] for part in partition(costs[members], num_ranks)]
+        parts = partition_rows(batch, members, costs, num_ranks)
         # The part with the highest cost goes to the rank with the lowest cost so far.
         parts.sort(key=lambda part: -float(costs[part].sum()))
         for rank, part in zip(np.argsort(load, kind="stable"), parts, strict=True):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from services.engine.batching.loss_aggregation import masked_lengths, response_mask, row_weights
 from services.engine.batching.packing import MicroBatchLimits, Rows, plan_micro_batches, row_lengths
 from services.engine.batching.segments import whole_rows
+from services.engine.batching.shared_images import together_for_images
 from services.engine.parallel import reduce_array
 from splitppo.batch import Batch, Column
 from splitppo.config.sections.models import TrainedModelConfig
@@ -66,7 +67,8 @@ def plan_mini_batches(
     """Plans all optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
 
     The column `mini_batches` has an entry per row and epoch; without it there are ppo_epochs of one mini-batch each.
-    With `keeps_rows` the segments of a row share a micro-batch; without it each has its place alone.
+    With `keeps_rows` the segments of a row share a micro-batch; without it each has its place alone. Rows with images
+    have one segment.
     """
     assigned = np.zeros((batch.num_rows, config.ppo_epochs), np.int64)
     if "mini_batches" in batch:
@@ -87,8 +89,11 @@ def plan_mini_batches(
     own_totals = [[own_tokens[rows].sum(), len(np.unique(row_of_segment[rows]))] for rows in rows_of_steps]
     totals = reduce_array(own_totals, device)
     totals /= config.ulysses_sequence_parallel_size  # so many ranks have the same rows
-    together = row_of_segment if keeps_rows else None
-    micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device, together=together)
+    lengths = row_lengths(batch)
+    together = together_for_images(batch, lengths, limits)
+    if keeps_rows and together is None:
+        together = row_of_segment
+    micro_batches = agree_on_micro_batches(rows_of_steps, lengths, limits, device, together=together)
     scale = config.loss_scale_factor or max_response_length
     mini_batches = []
     for step, (parts, (num_tokens, num_rows)) in enumerate(zip(micro_batches, totals, strict=True)):
