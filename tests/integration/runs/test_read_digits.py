@@ -47,7 +47,8 @@ def test_with_the_images_of_other_rows_nothing_can_be_learned(
     files = [f"data.{split}_files={RECIPE.output}/shuffled/{split}.parquet" for split in ("train", "val")]
     few = (f"run.total_steps={NUM_STEPS}", f"algorithm.adv_estimator={estimator}", ANY)
     run = trained("read_digits", tmp_path_factory.mktemp("shuffled") / "run", *files, *few)
-    assert all(0.04 < step["critic/score/mean"] < 0.17 for step in run.metrics[1:])
+    rewards = [step["critic/score/mean"] for step in run.metrics[1:]]
+    assert 0.04 < sum(rewards) / NUM_STEPS < 0.17  # of 128 images a step
     assert run.summary["validation"]["after"]["overall"] < 0.2
 
 
