@@ -16,7 +16,7 @@ from splitppo.batch import Batch
 from splitppo.config import DataConfig
 from splitppo.config_error import config_errors
 
-SIGN = "<image>"
+IMAGE_SIGN = "<image>"
 # Columns with videos and sounds, and their signs in prompts, as in verl's data.
 OTHER_MEDIA = ("videos", "audios")
 _OTHER_SIGNS = ("<video>", "<audio>")
@@ -64,10 +64,12 @@ class RowImageReader:
                 raise ValueError(f"{self._reads_none_because}, but column {self._key!r} is not empty")
             num_signs = sum(part.get("type") == "image" for part in _parts(prompt))
             if isinstance(prompt, str) and self._key in content:
-                num_signs = prompt.count(SIGN)
+                num_signs = prompt.count(IMAGE_SIGN)
             if num_signs != len(given):
                 in_column = _number_of_images(len(given))
-                raise ValueError(f"the prompt has {num_signs or 'no'} {SIGN}, column {self._key!r} has {in_column}")
+                raise ValueError(
+                    f"the prompt has {num_signs or 'no'} {IMAGE_SIGN}, column {self._key!r} has {in_column}"
+                )
             if not given or self.spool is None:
                 return prompt, NO_IMAGES
             if isinstance(prompt, str):
@@ -163,10 +165,10 @@ def with_parts(prompt: str | list[Any]) -> str | list[Any]:
 
 def _message_with_parts(message: Any) -> Any:
     text = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(text, str) or SIGN not in text:
+    if not isinstance(text, str) or IMAGE_SIGN not in text:
         return message
-    pieces = [piece for piece in re.split(f"({SIGN})", text) if piece]
-    parts = [{"type": "image"} if piece == SIGN else {"type": "text", "text": piece} for piece in pieces]
+    pieces = [piece for piece in re.split(f"({IMAGE_SIGN})", text) if piece]
+    parts = [{"type": "image"} if piece == IMAGE_SIGN else {"type": "text", "text": piece} for piece in pieces]
     return {**message, "content": parts}
 
 

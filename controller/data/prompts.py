@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from controller.data.chat_template import Tools
 from controller.data.epoch_order import epoch_order, mixed_order, quotas
-from controller.data.image_rows import RowImageReader
+from controller.data.image_rows import IMAGE_SIGN, RowImageReader
 from controller.data.image_tokens import ImageTokens
 from controller.data.images import IMAGE_SIZES, IMAGES
 from controller.data.prompt_files import NeedsTruth, PromptRow, Split, always_needed, read_rows
@@ -248,11 +248,13 @@ def load_prompts(
     key = f"data.{split}_files"
     limit = config.max_prompt_length
     reader = RowImageReader(config, vision)
-    placeholders = None if vision.settings is None else ImageTokens(vision.settings, tokenizer)
     rows = read_rows(config, split, needs_truth, reader)
+    placeholders = _placeholders(rows, vision, tokenizer)
     if placeholders is not None:
         placeholders.check_texts(rows)
     texts = _rendered(rows, config.prompt_key, tokenizer, tools_of)
+    if vision.settings is not None:
+        _warn_of_no_images(rows, texts, config, key)
     ids = _encoded(rows, texts, config.prompt_key, tokenizer)
     if placeholders is not None:
         ids = [placeholders.expanded(prompt, row) for prompt, row in zip(ids, rows, strict=True)]
@@ -275,6 +277,35 @@ def load_prompts(
         rows=kept_rows,
         images=reader.columns_of([row.images for row in kept_rows]) if has_images else None,
     )
+
+
+def _placeholders(rows: Sequence[PromptRow], vision: VisionInput, tokenizer: Tokenizer) -> ImageTokens | None:
+    """Returns the tokens that stand for images; None if the model reads none, or neither rows nor tokenizer have any.
+
+    Raises:
+        ConfigError: rows have images, and the tokenizer lacks the token.
+    """
+    if vision.settings is None:
+        return None
+    has_token = tokenizer.backend.id_to_token(vision.settings.image_token_id) is not None
+    has_images = any(row.images.names for row in rows)
+    return ImageTokens(vision.settings, tokenizer) if has_token or has_images else None
+
+
+def _warn_of_no_images(rows: Sequence[PromptRow], texts: Sequence[str], config: DataConfig, key: str) -> None:
+    """Warns if prompts of a model that reads images have `<image>` as text, because no row has images."""
+    if any(row.images.names for row in rows):
+        return
+    num_signs = sum(IMAGE_SIGN in text for text in texts)
+    if num_signs:
+        log.warning(
+            "%s: %d prompts have %s, which is text there, because no row has images in the column that data.image_key"
+            " names (%r)",
+            key,
+            num_signs,
+            IMAGE_SIGN,
+            config.image_key,
+        )
 
 
 def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: ArrayLike) -> NDArray[np.int64]:

@@ -109,6 +109,24 @@ def test_the_column_may_have_another_name(tmp_path: Path, model: str) -> None:
     assert files_of(load_with_images(model, parquet(tmp_path, row), image_key="pictures")) == [[image]]
 
 
+def test_a_sign_without_the_column_of_images_is_text_and_a_warning(
+    tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = parquet(tmp_path, image_row("<image>", encoded(draw_image(1, 56, 56))), image_row("a", None))
+    batch = load_with_images(model, file, image_key="pics")
+    assert batch.images is None
+    assert "data.train_files: 1 prompts have <image>, which is text there" in caplog.text
+    assert "'pics'" in caplog.text
+
+
+def test_texts_need_no_token_for_images_in_the_tokenizer(tmp_path: Path, model: str) -> None:
+    config = Path(model) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"image_token_id": 10_000}))
+    assert load_with_images(model, parquet(tmp_path, image_row("ab", None))).images is None
+    with pytest.raises(ConfigError, match="it has no token of id 10000, which stands for images"):
+        load_with_images(model, parquet(tmp_path, image_row("<image>", encoded(draw_image(1, 56, 56)))))
+
+
 def test_messages_with_parts_stay_as_they_are(tmp_path: Path, model: str) -> None:
     parts = [{"type": "text", "text": "a <image>"}, {"type": "image", "text": None}]
     messages = [{"role": "system", "content": [{"type": "text", "text": "b"}]}, {"role": "user", "content": parts}]
