@@ -26,11 +26,17 @@ _IN_MATH = ("\\", "{", "}", " ", "1", ",111", "(", r"\text{ ", r"\frac{", ".", "
 MARKS: dict[str, tuple[tuple[str, ...], str, Any]] = {
     "competition_math": (("\\", r"\boxed", "{", "}", "$", "\n", " "), r"\boxed{%s}", "5"),
     "exact_match": (("<answer>", "</answer>", "the ", " ", ".", "A"), "<answer>%s</answer>", {"target": "5"}),
+    "geo3k": (
+        ("<think>", "</think>", r"\boxed{", "}", "{ ", " }", " {", "\\", "\n", " "),
+        r"<think></think>\boxed{%s}",
+        "5",
+    ),
     "gsm8k": (("#### ", "5", ",", ".", " ", "-", "$", "/", " million", " or "), "#### %s", "5"),
     "hellaswag": (("####", " ", "(", "*", "A", ")", ".", "\n"), "#### %s", 1),
     "math_dapo": (("Answer:", " ", "\n", "$", "=", r"\text{", "}", r"\boxed{", "frac", ",", "1"), "Answer: %s", "5"),
     "math_equivalence": (_IN_MATH, "%s", "5"),
     "numina": (("answer", " is", ":", " ", ".", "\n", "*", r"\("), "The answer is %s", "5"),
+    "read_digits": ((" ", "\n", "5"), "%s", "5"),
     "sort_letters": (("####", " ", "\n", "a"), "#### %s", "5"),
 }
 

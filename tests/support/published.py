@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from services.engine.exchange import (
     NamedWeights,
@@ -24,7 +24,7 @@ class Model(nn.Module):
 
     def __init__(self, *, width: int = 3) -> None:
         super().__init__()
-        self.config = SimpleNamespace(model_type="small", hidden_size=width)
+        self.config = PreTrainedConfig(model_type="small", hidden_size=width)
         self.embed = nn.Parameter(torch.arange(5.0 * width).reshape(5, width))
         self.scale = nn.Parameter(torch.tensor(0.1))
         self.norm = nn.Parameter(torch.arange(float(width)))

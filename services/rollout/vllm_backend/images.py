@@ -6,13 +6,13 @@ token is known by its place: one that is sampled is an ordinary token.
 This module imports vLLM, so it is imported after `import_vllm`. Written for vLLM 0.32.
 """
 
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
 from transformers.utils import is_torchvision_available
 from vllm import ModelRegistry
 from vllm.inputs.engine import mm_input
@@ -34,13 +34,7 @@ from splitppo.images.grid import most_image_tokens, num_image_tokens
 from splitppo.images.positions import image_starts
 from splitppo.images.settings import ImageSettings
 
-# By family, vLLM's class of the model; its module in `vllm.model_executor.models` has the name of the family.
-_MODELS: Mapping[str, str] = {
-    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
-    "qwen3_vl": "Qwen3VLForConditionalGeneration",
-}
 _PROCESSOR = "transformers.models.qwen2_vl.image_processing_qwen2_vl"
-_PROCESSOR_OF_PILLOW = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
 
 
 def serve_images(settings: ImageSettings, max_tokens: int) -> None:
@@ -51,16 +45,27 @@ def serve_images(settings: ImageSettings, max_tokens: int) -> None:
     if not is_torchvision_available():
         # vLLM's models take one function of this module, `smart_resize`, which Pillow's has as well. The rest of it
         # needs torchvision.
-        sys.modules.setdefault(_PROCESSOR, importlib.import_module(_PROCESSOR_OF_PILLOW))
-    name = _MODELS[settings.family]
-    model_class = getattr(importlib.import_module(f"vllm.model_executor.models.{settings.family}"), name)
+        sys.modules.setdefault(_PROCESSOR, image_processing_pil_qwen2_vl)
+    model_class = _model_class(settings.family)
     most = min(max_tokens, most_image_tokens(settings))
     model_class._processor_factory = None  # noqa: SLF001 - else the registry warns that one is replaced
     del model_class._processor_factory  # noqa: SLF001
     MULTIMODAL_REGISTRY.register_processor(
         _NoProcessor, info=lambda context: _Info(context, settings, most), dummy_inputs=_NoDummies
     )(model_class)
-    ModelRegistry.register_model(name, model_class)  # the class itself: vLLM would import it in a process of its own
+    # The class itself, as vLLM would import it in a process of its own.
+    ModelRegistry.register_model(model_class.__name__, model_class)
+
+
+def _model_class(family: str) -> Any:
+    """Imports vLLM's model of a family, which may not be imported before `serve_images` has replaced its processor."""
+    if family == "qwen2_5_vl":
+        from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
+
+        return Qwen2_5_VLForConditionalGeneration
+    from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
+
+    return Qwen3VLForConditionalGeneration
 
 
 def image_input(prompt: Array, images: RowImages, settings: ImageSettings) -> Any:

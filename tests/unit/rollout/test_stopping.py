@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from services.rollout.stopping import StopRule, load_stop_rule
 from tests.support.fake_services import make_config
@@ -154,7 +154,7 @@ def test_an_empty_text_is_refused(tokenizer: Any) -> None:
 
 
 def test_texts_without_a_tokenizer_that_decodes_are_refused(tmp_path: Path) -> None:
-    model: Any = SimpleNamespace(config=SimpleNamespace(eos_token_id=5), generation_config=None)
+    model: Any = SimpleNamespace(config=PreTrainedConfig(eos_token_id=5), generation_config=None)
 
     with pytest.raises(ValueError, match=r"rollout\.stop needs a fast"):
         StopRule([], ["END"], object())
@@ -164,7 +164,7 @@ def test_texts_without_a_tokenizer_that_decodes_are_refused(tmp_path: Path) -> N
 
 def test_the_rule_of_a_model_has_its_stop_tokens_and_the_texts(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
-    model: Any = SimpleNamespace(config=SimpleNamespace(eos_token_id=5), generation_config=None)
+    model: Any = SimpleNamespace(config=PreTrainedConfig(eos_token_id=5), generation_config=None)
 
     rule = load_stop_rule(model, make_config(tmp_path, data__tokenizer=str(tmp_path), rollout__stop=["ab"]))
     without_tokenizer = load_stop_rule(model, make_config(tmp_path, actor__model=str(tmp_path / "none")))
