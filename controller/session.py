@@ -184,9 +184,9 @@ class Session:
         if self._is_completed(inputs):
             self._folder.put_config_back()
             return
+        step_rollouts(config, inputs.prompts, point.rollouts)  # refuses stored rollouts before anything is changed
         if not config.evaluation.val_only:
             self._folder.keep_rows(inputs.training_rows(config))
-        step_rollouts(config, inputs.prompts, point.rollouts)  # refuses stored rollouts before anything is changed
         self._say_what_starts(inputs, point.step)
         rewards = RewardManager(config.reward, inputs.scored_sources(config), self._folder.path / "judge.jsonl")
         rows = inputs.prompts.table.rows
