@@ -257,16 +257,11 @@ class Session:
         return True
 
     async def _train_recovering(self, train: Callable[[], Awaitable[None]]) -> None:
-        """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint.
-
-        Raises:
-            ConfigError: a group has found out that an image of the data files cannot be read.
-        """
+        """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint."""
         while True:
             try:
                 return await train()
             except (WireError, GroupFailed) as error:
-                self._refuse_wrong_image(error)
                 if self._outcome.signal is not None or not self._groups.can_recover(error):
                     raise
                 pause_s = await self._pause_before_restart(error)
@@ -378,27 +373,37 @@ class Session:
         """Trains to the end of the run, while the groups are watched; `record` has the answers of environments.
 
         Raises:
-            TooFewSampleGroups: a step found too few groups of samples; the updates and saves of earlier steps are
-                completed before.
+            ConfigError: a group has found out that an image of the data files cannot be read.
             EnvironmentsFailed: an environment failed; its answers of the unfinished step are removed from `record`, so
                 that a resumed run asks it again.
+            RolloutMismatch, ScoringFailed, TooFewSampleGroups: the step cannot be made. In all these cases the updates
+                and saves of earlier steps are completed before, as far as the groups are there.
         """
         self._phase = "training"
         try:
-            await run_watched(trainer.fit(), self._groups.watch())
-            trainer.rollouts.check_next()  # `fit` may be stopped before the step that could not be filled
-        except TooFewSampleGroups as error:
-            checkpoints = self._folder.checkpoints
-            await run_watched(trainer.join(), self._groups.watch())
-            error.add_note(checkpoints.way_to_others("keys"))
-            error.add_note(checkpoints.last_good())
-            raise
-        except EnvironmentsFailed:
-            if record is not None:
+            await self._fit_or_refuse(trainer)
+        except (ConfigError, *_ENDINGS) as error:
+            try:
+                await run_watched(trainer.join(), self._groups.watch())
+            except (WireError, GroupFailed, OSError) as other:
+                error.add_note(f"earlier steps could not be completed: {sentence(other)}")
+            if isinstance(error, EnvironmentsFailed) and record is not None:
                 record.remove(after=self._recorder.last_step)
+            if isinstance(error, TooFewSampleGroups):
+                error.add_note(self._folder.checkpoints.way_to_others("keys"))
+                error.add_note(self._folder.checkpoints.last_good())
             raise
         finally:
             self._phase = "starting"
+
+    async def _fit_or_refuse(self, trainer: Trainer) -> None:
+        """Trains to the end of the run; ConfigError if a group says that an image of the data files is wrong."""
+        try:
+            await run_watched(trainer.fit(), self._groups.watch())
+        except (WireError, GroupFailed) as error:
+            self._refuse_wrong_image(error)
+            raise
+        trainer.rollouts.check_next()  # `fit` may be stopped before the step that could not be filled
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
         self._recorder.emit(Progressed(role, method, progress))

@@ -139,9 +139,13 @@ def test_an_image_that_only_a_rank_finds_torn_ends_the_run_with_its_row(
     pq.write_table(table.from_pylist(rows), tmp_path / "train.parquet")
     services = {**with_images["services"], "actor": {"num_processes": num_ranks}}
     override = f"data.train_files={tmp_path / 'train.parquet'}"
-    with started({**with_images, "services": services}, tmp_path / "run", override) as controller:
+    with started({**with_images, "services": services}, tmp_path / "run", override, EACH_STEP) as controller:
         assert controller.wait() == 2, controller.output
         controller.wait_nothing_is_left()
     [sentence] = controller.errors
     assert sentence.startswith(f"error: {tmp_path / 'train.parquet'}, row 7: image 2 is truncated or damaged")
     assert "recovering in" not in controller.folder.log("controller_0")
+    if num_ranks == 1:  # several ranks end as a group, with what they were saving
+        last_step = controller.folder.metrics[-1]["step"]
+        assert last_step > 0
+        assert controller.folder.committed_steps[-1] == last_step
