@@ -18,7 +18,7 @@ from tests.support.context_episodes import MAX_CONTEXT_LENGTH, WITH_TEMPLATE
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.mcp_server import HttpServer
 from tests.support.models import CHAT_TEMPLATE
-from tests.support.runs import EACH_STEP, NUM_STEPS, Inputs, RunFolder
+from tests.support.runs import EACH_STEP, NUM_STEPS, Inputs, RunFolder, started
 from tests.support.user_tools import write
 
 # Without a checkpoint before the end, a run that is started again makes all its steps again, and no record goes.
@@ -105,14 +105,11 @@ def test_gathered_runs_end_with_the_same_weights(groups: ExternalGroups, tmp_pat
 
 
 @pytest.mark.extended
-def test_an_environment_that_ends_after_one_turn_changes_nothing(
-    groups: ExternalGroups,
-) -> None:
+def test_an_environment_that_ends_after_one_turn_changes_nothing(config: dict[str, Any], tmp_path: Path) -> None:
     digests = []
-    for options in ((), (echo(turns=1),)):
-        groups.empty()
+    for name, options in (("alone", ()), ("environment", (echo(turns=1),))):
         # A turn is known to be the last one some steps later, so that parts would hold other rows.
-        with groups.started("rollout.stream_groups=1", *options) as controller:
+        with started(config, tmp_path / name, "rollout.stream_groups=1", *options) as controller:
             digests.append(controller.complete().summary["weights_sha256"])
     assert digests[0] == digests[1]
     assert controller.folder.metrics[-1]["num_turns/max"] == 1.0
