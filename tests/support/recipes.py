@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from recipes.warm_started import WarmStarted
 from splitppo.config import Config
@@ -31,3 +33,13 @@ def names_its_files(config: Config, recipe: WarmStarted, data_source: str) -> No
     assert environment is not None
     assert environment.path is not None
     assert (PROJECT / environment.path).is_file()
+
+
+def is_made_by_its_seed(prepare: Callable[..., Any], prepared: Path, folder: Path, files: Sequence[str]) -> None:
+    """Asserts that what `prepare` makes with one step of the warm start is as in `prepared`, by its seed alone."""
+    prepare(folder / "again", warm_start_steps=1)
+    prepare(folder / "other", warm_start_steps=1, seed=1)
+    for name in ("model/model.safetensors", *files):
+        original = (prepared / name).read_bytes()
+        assert (folder / "again" / name).read_bytes() == original, name
+        assert (folder / "other" / name).read_bytes() != original, name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from splitppo.images.grid import num_image_tokens, patch_grid
 from splitppo.images.headers import read_header
 from splitppo.images.pixels import decode_rgb
 from splitppo.images.settings import read_image_settings
+from tests.support.recipes import is_made_by_its_seed
 from tests.support.vision_models import load_processor
 
 FILES = ("train", "val", "shuffled/train", "shuffled/val")
@@ -127,22 +127,7 @@ def test_the_warm_start_gives_the_model_what_transformers_processor_would(prepar
 
 
 def test_what_is_prepared_is_a_function_of_the_seed(prepared: Path, tmp_path: Path) -> None:
-    prepare(tmp_path / "again", warm_start_steps=1)
-    prepare(tmp_path / "other", warm_start_steps=1, seed=1)
-    for name in ("model/model.safetensors", *(f"{file}.parquet" for file in FILES)):
-        original = (prepared / name).read_bytes()
-        assert (tmp_path / "again" / name).read_bytes() == original, name
-        assert (tmp_path / "other" / name).read_bytes() != original, name
-
-
-def test_it_is_made_again_only_when_the_arguments_change(
-    tmp_path: Path, version_of: Callable[[Path], tuple[int, int]]
-) -> None:
-    weights = tmp_path / "out" / "model" / "model.safetensors"
-    prepare(tmp_path / "out", warm_start_steps=1)
-    first = version_of(weights)
-    prepare(tmp_path / "out", warm_start_steps=1)
-    assert version_of(weights) == first
+    is_made_by_its_seed(prepare, prepared, tmp_path, [f"{file}.parquet" for file in FILES])
 
 
 def test_the_config_reads_what_prepare_makes_by_default() -> None:

@@ -19,6 +19,7 @@ from recipes.sort_letters.prepare import RECIPE, make_tokenizer, prepare
 from recipes.sort_letters.teach import TAUGHT, TEACHER
 from rewards.scorers.sort_letters import compute_score
 from splitppo.config import ConfigError, load_config
+from tests.support.recipes import is_made_by_its_seed
 
 WORDS = task.split_words(0)
 
@@ -89,12 +90,7 @@ def test_rows_are_prompts_with_a_ground_truth(prepared: Path) -> None:
 
 
 def test_what_is_prepared_is_a_function_of_the_seed(prepared: Path, tmp_path: Path) -> None:
-    prepare(tmp_path / "again", warm_start_steps=1)
-    prepare(tmp_path / "other", warm_start_steps=1, seed=1)
-    for name in ("model/model.safetensors", "train.parquet", "val.parquet"):
-        original = (prepared / name).read_bytes()
-        assert (tmp_path / "again" / name).read_bytes() == original, name
-        assert (tmp_path / "other" / name).read_bytes() != original, name
+    is_made_by_its_seed(prepare, prepared, tmp_path, ["train.parquet", "val.parquet"])
 
 
 def test_it_is_made_again_only_when_the_arguments_change(

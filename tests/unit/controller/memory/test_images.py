@@ -15,23 +15,16 @@ from controller.models.shape import ModelShape, TowerShape, read_model_shape
 from services.engine.model.loading import build_model
 from splitppo.config import Config
 from tests.support.fake_services import make_config
+from tests.support.small_estimate import MODEL as TEXT_MODEL
+from tests.support.small_estimate import config, phases
 from tests.support.vision_models import FAMILIES, Family, save_vision_policy
 
 # Two blocks of hidden 3 and an MLP of 5 with a gate; patches of 12 values, four of which become a token.
 TOWER = TowerShape(200, 2, 3, 5, 12, merged=4, num_mergers=1, is_gated=True)
-MODEL = ModelShape(
-    num_parameters=1000,
+MODEL = replace(
+    TEXT_MODEL,
     layer_parameters=300,
     root_parameters=400,
-    num_layers=2,
-    hidden=8,
-    intermediate=16,
-    attention=8,
-    key_values=4,
-    vocabulary=10,
-    is_gated=True,
-    is_tied=True,
-    windows=(None, None),
     weights={"model.visual.blocks.0.mlp.up_proj.weight": 200, "model.norm.weight": 8, "model.embed_tokens.weight": 792},
     tower=TOWER,
 )
@@ -39,18 +32,8 @@ MODEL = ModelShape(
 PATCHES = 4 * 6
 
 
-def config(tmp_path: Path, **changes: Any) -> Config:
-    """2 prompts x 2 samples of 6 + 4 tokens, micro-batches of one row."""
-    small = {"data__max_prompt_length": 6, "actor__ppo_micro_batch_size_per_gpu": 1}
-    return make_config(tmp_path / "run", **small | changes)
-
-
-def phases(config: Config, model: ModelShape = MODEL, **more: Any) -> dict[str, Terms]:
-    return dict(estimate_group(config, "actor", model, **more).phases)
-
-
 def without_images(config: Config, model: ModelShape = MODEL) -> dict[str, Terms]:
-    return phases(config, model, image_bytes=0)
+    return phases(config, model=model, image_bytes=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -81,12 +64,14 @@ def test_a_critic_has_the_weights_that_the_engine_builds(tmp_path: Path, family:
 
 def test_a_text_model_has_no_tower_and_images_take_nothing(tmp_path: Path) -> None:
     text = replace(MODEL, tower=None)
-    assert phases(config(tmp_path), text) == without_images(config(tmp_path), text)
-    assert phases(config(tmp_path), text)["backward"].images == 0
+    assert phases(config(tmp_path), model=text) == without_images(config(tmp_path), text)
+    assert phases(config(tmp_path), model=text)["backward"].images == 0
 
 
 def test_a_frozen_tower_has_no_moments_and_no_gradients(tmp_path: Path) -> None:
-    frozen, trained = (phases(config(tmp_path, actor__freeze_vision_tower=freeze)) for freeze in (True, False))
+    frozen, trained = (
+        phases(config(tmp_path, actor__freeze_vision_tower=freeze), model=MODEL) for freeze in (True, False)
+    )
     assert (frozen["backward"].weights, trained["backward"].weights) == (4000, 4000)
     assert (frozen["backward"].optimizer, trained["backward"].optimizer) == (8 * 800, 8 * 1000)
     assert (frozen["optimizer step"].gradients, trained["optimizer step"].gradients) == (4 * 800, 4 * 1000)
@@ -110,20 +95,20 @@ def test_pixels_and_features_are_beside_the_language_model(tmp_path: Path) -> No
     beside = 4 * PATCHES * 12 + 4 * 6 * 8
     for phase in ("log-probs", "backward"):
         plain = without_images(config(tmp_path))[phase]
-        with_images = phases(config(tmp_path))[phase]
+        with_images = phases(config(tmp_path), model=MODEL)[phase]
         assert with_images.activations - plain.activations == beside
         assert with_images.logits == plain.logits
 
 
 def test_the_tower_is_the_peak_where_it_is_wide(tmp_path: Path) -> None:
     wide = replace(MODEL, tower=replace(TOWER, intermediate=5000))
-    terms = phases(config(tmp_path), wide)
+    terms = phases(config(tmp_path), model=wide)
     # Pixels, the input and the MLP of a block.
     assert terms["log-probs"].activations == 4 * PATCHES * 12 + 4 * PATCHES * (2 * 3 + 3 * 5000)
     assert terms["log-probs"].logits == 0
     assert terms["backward"].activations == terms["log-probs"].activations
     # bf16 has the pixels once more.
-    narrow = phases(config(tmp_path, actor__dtype="bf16"), wide)
+    narrow = phases(config(tmp_path, actor__dtype="bf16"), model=wide)
     assert narrow["log-probs"].activations == 4 * PATCHES * 12 + 2 * PATCHES * (12 + 2 * 3 + 3 * 5000)
     # Two different prompts of 6 tokens are sampled at a time.
     assert terms["generate"].activations == 2 * terms["log-probs"].activations
@@ -137,7 +122,7 @@ def test_a_tower_that_learns_keeps_activations_of_its_blocks(tmp_path: Path, is_
 
     def activations(*, freeze: bool, **changes: Any) -> int:
         settings = config(tmp_path, actor__freeze_vision_tower=freeze, **changes)
-        return phases(settings, model)["backward"].activations
+        return phases(settings, model=model)["backward"].activations
 
     merging = 4 * PATCHES * (3 + 1) * 3
     assert activations(freeze=False) - activations(freeze=True) == PATCHES * 2 * block + merging
